@@ -1,0 +1,1 @@
+"""Pure analysis: records in, numbers with units and doubts out. Knows nothing of where files lie."""

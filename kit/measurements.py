@@ -1,0 +1,435 @@
+"""Records of a run, their format version, and how they are appended and read. Knows nothing of what they mean.
+
+    results/<scenario>/<run>/
+      run.json                         RunRecord
+      workloads/<dataset>-s<seed>.jsonl
+      sitting-<n>/sitting.json         SittingRecord: one boot of one machine with one set of cards
+        <leg>/server.json server.log server_info.json          (a restart within a leg adds server-2.json and so on)
+          <trial>/trial.json requests.jsonl gpu.jsonl complete
+
+Times within a trial are seconds since the trial's zero on the client's monotonic clock; `zero_monotonic_s` places it
+on the machine's CLOCK_MONOTONIC, which client, sampler and runner share. Missing is null, never 0 or 1.
+
+Format history
+  1  first
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from kit.errors import UnusableInput
+
+FORMAT = 1
+COMPLETE = "complete"
+R = TypeVar("R")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all records: read-only; unknown fields of a later format are skipped when read."""
+
+
+# ---- one request ----------------------------------------------------------------------------------------------------
+
+
+class RequestError(Record, frozen=True, kw_only=True):
+    """Why a request failed. `kind` is one word of the client (http_status, reset, truncated, silence, timeout, ...)."""
+
+    kind: str
+    detail: str
+    status: int | None = None
+
+
+class SpecCounters(Record, frozen=True, kw_only=True):
+    """The server's speculation counters of one request; None where its version does not report one."""
+
+    verify_steps: int | None = None
+    correct_drafts: int | None = None
+    proposed_drafts: int | None = None
+    accept_length: float | None = None
+
+
+class RequestRecord(Record, frozen=True, kw_only=True, tag="request"):
+    """One request as the client saw it. `chunks` holds (seconds, tokens carried) of each chunk that carried tokens."""
+
+    index: int
+    warmup: bool = False
+    scheduled_s: float | None = None
+    sent_s: float | None = None
+    chunks: list[tuple[float, int]] = []
+    first_text_s: float | None = None
+    done_s: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cached_tokens: int | None = None
+    retractions: int | None = None
+    spec: SpecCounters | None = None
+    finish_reason: str | None = None
+    output_sha256: str | None = None
+    server_e2e_s: float | None = None
+    error: RequestError | None = None
+
+
+class ClientWatch(Record, frozen=True, kw_only=True):
+    """What the client saw of itself while it drove a trial; shares are 0 to 1, lags in seconds."""
+
+    lag_p50_s: float | None = None
+    lag_p99_s: float | None = None
+    lag_max_s: float | None = None
+    in_flight_share: float | None = None
+    cpu_share: float | None = None
+    chunks: int = 0
+    cores: list[int] = []
+
+
+class DriveEnd(Record, frozen=True, kw_only=True, tag="end"):
+    """The client's last line: the trial's zero and its own watch. `aborted` says why the client gave the trial up."""
+
+    zero_monotonic_s: float
+    zero_unix_s: float
+    watch: ClientWatch
+    aborted: str | None = None
+
+
+ClientLine: TypeAlias = RequestRecord | DriveEnd
+
+
+# ---- the card -------------------------------------------------------------------------------------------------------
+
+
+class GpuFacts(Record, frozen=True, kw_only=True):
+    """One card as NVML describes it at the start of a sitting. None: the card or its driver does not say."""
+
+    index: int
+    name: str | None = None
+    uuid: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    sm_clocks_mhz: list[int] = []
+    memory_clock_max_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    power_limit_w: float | None = None
+    ecc: bool | None = None
+    mig: bool | None = None
+    persistence: bool | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    compute_capability: str | None = None
+    foreign_processes: list[int] = []
+
+
+class GpuSample(Record, frozen=True, kw_only=True):
+    """One reading of one card. `monotonic_s` is the machine's CLOCK_MONOTONIC; `reasons` are NVML clock-event bits."""
+
+    monotonic_s: float
+    index: int
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    reasons: int | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: int | None = None
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+    error: str | None = None
+
+
+class LockRecord(Record, frozen=True, kw_only=True):
+    """What was asked of the clock lock, what was set and what came of it: locked, off, refused or unsupported."""
+
+    asked: str = "off"
+    asked_mhz: int | None = None
+    set_mhz: int | None = None
+    state: str = "off"
+    detail: str = ""
+
+
+# ---- the server -----------------------------------------------------------------------------------------------------
+
+
+class Pool(Record, frozen=True, kw_only=True):
+    """One KV pool as the start-up log prints it; sizes in GiB. `role` is target or draft, by the log's order."""
+
+    role: str
+    tokens: int
+    k_gib: float | None = None
+    v_gib: float | None = None
+    kv_gib: float | None = None
+    dtype: str | None = None
+
+
+class Load(Record, frozen=True, kw_only=True):
+    """One `Load weight end` line: GiB as the server says them."""
+
+    model_type: str
+    memory_gib: float
+    available_gib: float
+    seconds: float | None = None
+
+
+class Graph(Record, frozen=True, kw_only=True):
+    """One captured set of CUDA graphs: its name, batch sizes, seconds and GiB."""
+
+    name: str
+    batch_sizes: list[int] = []
+    seconds: float | None = None
+    memory_gib: float | None = None
+
+
+class ServerFacts(Record, frozen=True, kw_only=True):
+    """What a server says of itself in its log and in /server_info, cross-checked. Tokens, requests, GiB."""
+
+    version: str | None = None
+    device: str | None = None
+    pool_tokens: int | None = None
+    pools: list[Pool] = []
+    loads: list[Load] = []
+    graphs: list[Graph] = []
+    max_running_requests: int | None = None
+    max_running_requests_asked: int | None = None
+    cap_warning: bool = False
+    chunked_prefill_tokens: int | None = None
+    context_tokens: int | None = None
+    available_gib: float | None = None
+    graph_max_batch: int | None = None
+    kv_dtype: str | None = None
+    page_size: int | None = None
+    mem_fraction_static: float | None = None
+    max_total_tokens_asked: int | None = None
+    load_format: str | None = None
+    algorithm: str | None = None
+    draft_tokens: int | None = None
+    draft_steps: int | None = None
+    forced_accept_length: float | None = None
+    random_seed: int | None = None
+    mismatches: list[str] = []
+    unknown_version: bool = False
+
+
+class ServerRecord(Record, frozen=True, kw_only=True):
+    """One start of one arm's server. `argv` and `env` are as given, with folders of this machine named, not spelled."""
+
+    leg: str
+    arm: str
+    start: int
+    argv: list[str]
+    env: dict[str, str]
+    facts: ServerFacts
+    ready_after_s: float
+    started_unix_s: float
+
+
+class LogCounts(Record, frozen=True, kw_only=True):
+    """What the server's log says of one trial: from the decode, prefill and retraction lines between two offsets."""
+
+    decode_lines: int = 0
+    eager_decode_lines: int = 0
+    max_running: int | None = None
+    mean_running: float | None = None
+    max_queue: int | None = None
+    mean_queue: float | None = None
+    max_token_usage: float | None = None
+    retracted_requests: int = 0
+    cached_tokens: int | None = None
+    compiled: bool = False
+
+
+class Flush(Record, frozen=True, kw_only=True):
+    """How the flush before the trial went: tries, the last status and the seconds it took."""
+
+    tries: int
+    status: int
+    seconds: float
+
+
+class TrialRecord(Record, frozen=True, kw_only=True):
+    """One trial. `void` names why its figures must not be used; `attempt` counts repeats of a void trial from 1."""
+
+    trial: str
+    leg: str
+    arm: str
+    dataset: str
+    concurrency: int
+    rate_per_s: float | None = None
+    seed: int
+    requests: int
+    workload_sha256: str
+    server_start: int
+    started_unix_s: float
+    zero_monotonic_s: float
+    flush: Flush
+    watch: ClientWatch
+    log: LogCounts
+    avg_spec_accept_length: float | None = None
+    attempt: int = 1
+    void: str | None = None
+
+
+# ---- the run --------------------------------------------------------------------------------------------------------
+
+
+class SelfTest(Record, frozen=True, kw_only=True):
+    """The client against an echo of known schedule on this machine: errors in seconds, rate in chunks per second."""
+
+    ttft_error_p99_s: float
+    gap_error_p99_s: float
+    trusted_chunks_per_s: float
+
+
+class Host(Record, frozen=True, kw_only=True):
+    """The machine, without its name or its user's."""
+
+    cpu: str | None = None
+    cores: int | None = None
+    memory_bytes: int | None = None
+    kernel: str | None = None
+    system: str | None = None
+    python: str | None = None
+    in_container: bool | None = None
+
+
+class SittingRecord(Record, frozen=True, kw_only=True):
+    """One boot of one machine: runs of one sitting compare, runs of two are combined only as complete blocks."""
+
+    number: int
+    boot_id: str
+    started_unix_s: float
+    host: Host
+    gpus: list[GpuFacts] = []
+    gpu_note: str = ""
+    lock: LockRecord = LockRecord()
+    selftest: SelfTest | None = None
+    engine: dict[str, str] = {}
+
+
+class WorkloadRecord(Record, frozen=True, kw_only=True):
+    """A frozen workload: what was drawn, what was dropped and why, and the hash of its file."""
+
+    dataset: str
+    seed: int
+    sha256: str
+    requests: int
+    dropped: dict[str, int] = {}
+    source_sha256: str | None = None
+    shared_prefix_tokens: int | None = None
+
+
+class RunRecord(Record, frozen=True, kw_only=True):
+    """The run's head: what was asked for, by which kit, with which image. `scenario` is the resolved scenario."""
+
+    format: int
+    kit_version: str
+    kit_commit: str | None
+    created_unix_s: float
+    scenario: dict[str, Any]
+    scenario_sha256: str
+    engine: str
+    image: dict[str, str] = {}
+    unpinned: bool = False
+    blocks: list[dict[str, Any]] = []
+    workloads: list[WorkloadRecord] = []
+    like: str | None = None
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+class TrialData(msgspec.Struct, frozen=True):
+    """A complete trial with its raw records."""
+
+    record: TrialRecord
+    requests: list[RequestRecord]
+    gpu: list[GpuSample]
+    sitting: int
+
+
+class Measurements(msgspec.Struct, frozen=True):
+    """Everything a run's folder holds, as records; only complete trials are in `trials`."""
+
+    run: RunRecord
+    sittings: list[SittingRecord]
+    servers: list[tuple[int, ServerRecord]]
+    trials: list[TrialData]
+    incomplete: list[str]
+
+
+def read(folder: Path) -> Measurements:
+    """Reads a run's folder. Raises UnusableInput that names the damaged or missing file; writes nothing."""
+    run = read_record(folder / "run.json", RunRecord)
+    if run.format > FORMAT:
+        raise UnusableInput(
+            f"{folder.name}/run.json: format {run.format} is newer than this kit reads ({FORMAT}); update the kit"
+        )
+    sittings, servers, trials, incomplete = [], [], [], []
+    for place in sorted(folder.glob("sitting-*"), key=lambda p: int(p.name.partition("-")[2])):
+        sitting = read_record(place / "sitting.json", SittingRecord)
+        sittings.append(sitting)
+        servers += [(sitting.number, read_record(p, ServerRecord)) for p in sorted(place.glob("*/server*.json"))
+                    if p.stem.removeprefix("server").lstrip("-").isdigit() or p.stem == "server"]  # fmt: skip
+        for trial in sorted(p for p in place.glob("*/*") if p.is_dir()):
+            if (trial / COMPLETE).exists():
+                trials.append(read_trial(trial, sitting.number))
+            else:
+                incomplete.append(f"{place.name}/{trial.parent.name}/{trial.name}")
+    return Measurements(run, sittings, servers, trials, incomplete)
+
+
+def read_trial(folder: Path, sitting: int) -> TrialData:
+    """One complete trial; a missing gpu.jsonl is a machine without a card."""
+    gpu = folder / "gpu.jsonl"
+    return TrialData(
+        read_record(folder / "trial.json", TrialRecord),
+        list(read_lines(folder / "requests.jsonl", RequestRecord)),
+        list(read_lines(gpu, GpuSample)) if gpu.exists() else [],
+        sitting,
+    )
+
+
+def read_record(path: Path, kind: type[R]) -> R:
+    """One JSON record; raises UnusableInput that names the file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        raise UnusableInput(f"{_name(path)}: missing; the folder is no complete run of this kit") from None
+    except msgspec.MsgspecError as error:
+        raise UnusableInput(f"{_name(path)}: damaged: {error}") from None
+
+
+def read_lines(path: Path, kind: type[R]) -> Iterator[R]:
+    """Records of a .jsonl file; raises UnusableInput that names file and line."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UnusableInput(f"{_name(path)}: missing from a trial that is marked complete") from None
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            yield decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise UnusableInput(f"{_name(path)}:{number}: damaged: {error}") from None
+
+
+def write_record(path: Path, record: msgspec.Struct) -> None:
+    """Writes one JSON record whole or not at all: a reader never sees half of it."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replaces a file atomically; parents are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with scratch.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def _name(path: Path) -> str:
+    return "/".join(path.parts[-3:])
