@@ -341,7 +341,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
 
 
 class TrialData(msgspec.Struct, frozen=True):
-    """A complete trial with its raw records."""
+    """A complete trial with its raw records; `requests` holds the measured ones, warm-ups stay on disk."""
 
     record: TrialRecord
     requests: list[RequestRecord]
@@ -385,7 +385,7 @@ def read_trial(folder: Path, sitting: int) -> TrialData:
     gpu = folder / "gpu.jsonl"
     return TrialData(
         read_record(folder / "trial.json", TrialRecord),
-        list(read_lines(folder / "requests.jsonl", RequestRecord)),
+        [r for r in read_lines(folder / "requests.jsonl", RequestRecord) if not r.warmup],
         list(read_lines(gpu, GpuSample)) if gpu.exists() else [],
         sitting,
     )

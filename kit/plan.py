@@ -84,6 +84,14 @@ def block(
     return Block(number, legs)
 
 
+def blocks(scenario: Scenario) -> tuple[Block, ...]:
+    """The whole sweep as blocks: all seeds in one, or `seeds_per_block` in each (its servers start anew)."""
+    seeds = scenario.sweep.seeds
+    size = scenario.sweep.seeds_per_block or len(seeds)
+    parts = [tuple(seeds[i : i + size]) for i in range(0, len(seeds), size)]
+    return tuple(block(scenario, number, seeds=part) for number, part in enumerate(parts, 1))
+
+
 def requests_at(scenario: Scenario, point: Point) -> int:
     """How many requests the point asks for; an open-loop point takes the largest fixed concurrency's number."""
     users = point.concurrency or max(scenario.sweep.concurrency)

@@ -65,6 +65,7 @@ class Sweep(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The axes. A point asks for `max(min_requests, requests_per_user * concurrency)` requests.
 
     `rates` adds open-loop points (requests per second, Poisson arrivals, seeded) beside the fixed concurrencies.
+    `seeds_per_block` starts every server anew after so many seeds; None runs all seeds on one start.
     `warmup_per_user` requests per user of `warmup_output_len` tokens go before each trial and are not measured.
     """
 
@@ -73,6 +74,7 @@ class Sweep(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rates: list[float] = []
     requests_per_user: int = 4
     min_requests: int = 16
+    seeds_per_block: int | None = None
     warmup_per_user: int = 1
     warmup_output_len: int = 32
 
@@ -174,9 +176,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnusableInput(f"{path}: no such scenario file; `invoke list` shows the scenarios") from None
+        raise UnusableInput(f"{_place(path)}: no such scenario file; `invoke list` shows the scenarios") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UnusableInput(f"{path}: not valid TOML: {error}") from None
+        raise UnusableInput(f"{_place(path)}: not valid TOML: {error}") from None
+
+
+def _place(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
 
 
 def _override(table: dict[str, Any], key: str, text: str, path: Path) -> None:
@@ -202,10 +208,10 @@ def _explain(path: Path, table: dict[str, Any], message: str) -> str:
     place = where.rstrip("`").lstrip(".") or "the top level"
     unknown = re.search(r"unknown field `([^`]+)`", what)
     if not unknown:
-        return f"{path}: {place}: {what[0].lower()}{what[1:]}"
+        return f"{_place(path)}: {place}: {what[0].lower()}{what[1:]}"
     near = difflib.get_close_matches(unknown[1], _fields_at(place), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"keys here: {', '.join(_fields_at(place))}"
-    return f"{path}: {place}: unknown key {unknown[1]!r}; {hint}"
+    return f"{_place(path)}: {place}: unknown key {unknown[1]!r}; {hint}"
 
 
 def _fields_at(place: str) -> list[str]:
@@ -219,7 +225,7 @@ def _fields_at(place: str) -> list[str]:
 def _check(scenario: Scenario, path: Path) -> None:
     """What types cannot say. One line for the first fault found."""
     for key, fault in _faults(scenario):
-        raise UnusableInput(f"{path}: {key}: {fault}")
+        raise UnusableInput(f"{_place(path)}: {key}: {fault}")
 
 
 def _faults(s: Scenario) -> list[tuple[str, str]]:
@@ -243,8 +249,9 @@ def _faults(s: Scenario) -> list[tuple[str, str]]:
     fault(any(c < 1 for c in sweep.concurrency), "sweep.concurrency", "every value must be 1 or more")
     fault(any(r <= 0 for r in sweep.rates), "sweep.rates", "every rate must be above 0 requests per second")
     fault(any(x < 0 for x in sweep.seeds), "sweep.seeds", "seeds are 0 or more")
-    for key in ("requests_per_user", "min_requests", "warmup_output_len"):
-        fault(getattr(sweep, key) < 1, f"sweep.{key}", "must be 1 or more")
+    for key in ("requests_per_user", "min_requests", "warmup_output_len", "seeds_per_block"):
+        value = getattr(sweep, key)
+        fault(value is not None and value < 1, f"sweep.{key}", "must be 1 or more")
     fault(sweep.warmup_per_user < 0, "sweep.warmup_per_user", "must be 0 or more")
     for name, data in s.datasets.items():
         for key in ("input_len", "output_len"):

@@ -6,12 +6,12 @@ import msgspec
 
 
 class DriveJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests `0 .. requests - 1` of a frozen workload file, sent in order, and how. Times in seconds, lengths in tokens.
+    """Requests `0 .. requests - 1` of a frozen workload file, sent in order, and how. Seconds and tokens.
 
     `workload` is the path as the client sees it. `concurrency` requests are kept in flight; 0 means no cap, and
     `rate_per_s` then gives seeded Poisson arrivals. A "warmup" phase marks its records so; `output_len` overrides the
     workload's lengths, since warm-ups are short. `sampling` goes with every request, temperature always. `cores` are
-    the CPU cores that the client pins itself to.
+    the CPU cores that the client pins itself to. The engine fills in `host` and `cores` and maps `workload`.
     """
 
     host: str

@@ -1,0 +1,38 @@
+"""Tables of scenarios and plans for the terminal. Knows nothing of how they are run."""
+
+from pathlib import Path
+
+from tabulate import tabulate
+
+from kit import plan as plans
+from kit import scenario as scenarios
+from kit.scenario import Scenario
+
+
+def scenarios_table(folder: Path) -> str:
+    """One row for each scenario file: what it asks, on which card, with which arms, how many trials."""
+    rows = []
+    for path in sorted(folder.glob("*.toml")):
+        s = scenarios.load(path)
+        trials = sum(len(leg.trials) for block in plans.blocks(s) for leg in block.legs)
+        rows.append([s.name, s.gpu.expected or "any", " ".join(s.arms), " ".join(s.datasets), trials, s.question])
+    headings = ["scenario", "card", "arms", "data sets", "trials", "question"]
+    return tabulate(rows, headings, maxcolwidths=[None, 16, 24, 24, None, 60])
+
+
+def plan_table(s: Scenario) -> str:
+    """The ordered legs with their trials, and the estimated time."""
+    blocks = plans.blocks(s)
+    rows = [
+        [leg.id, leg.arm, t.name, t.requests, t.warmup_requests]
+        for block in blocks
+        for leg in block.legs
+        for t in leg.trials
+    ]
+    seconds = sum(plans.estimate_s(s, b) for b in blocks)
+    starts = sum(len(b.legs) for b in blocks)
+    table = tabulate(rows, ["leg", "arm", "trial", "requests", "warm-up"])
+    return (
+        f"{s.title}\n{s.question}\n\n{table}\n\n{len(rows)} trials on {starts} server starts; "
+        f"about {seconds / 60:.0f} min, a guess until something was measured here"
+    )

@@ -1,0 +1,497 @@
+"""The order of events of a run: check, freeze, serve, warm up, flush, drive, record, resume. Knows not how any is done.
+
+A run is made of blocks (`kit.plan`), blocks of legs (one server start of one arm), legs of trials. What is complete on
+disk is never measured again. A block is finished on the machine, card and boot that began it: on another boot its
+remaining work starts again as a whole in a new sitting, so that every A B A is one sitting's.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from kit import __version__, gpu, measurements, plan
+from kit.client.job import DriveJob
+from kit.engine import Endpoint, Engine, Launch
+from kit.errors import EngineLost, RunFailed, UnusableInput
+from kit.measurements import (
+    COMPLETE,
+    ClientWatch,
+    DriveEnd,
+    Host,
+    LockRecord,
+    RequestRecord,
+    RunRecord,
+    SelfTest,
+    ServerRecord,
+    SittingRecord,
+    TrialRecord,
+    WorkloadRecord,
+)
+from kit.scenario import Scenario, fingerprint
+from kit.scrub import Scrubber
+from kit.sglang import api, launch, log
+
+GPU_ATTEMPTS = 3
+"""A trial in which the card was lost is measured at most this often, then marked void."""
+
+
+class Progress(Protocol):
+    """Where a run tells what it does; `kit.progress` draws it."""
+
+    def say(self, text: str) -> None:
+        """One line of news."""
+        ...
+
+    def expect(self, trials: int) -> None:
+        """How many trials are still to come."""
+        ...
+
+    def trial(self, name: str, seconds: float | None) -> None:
+        """A trial begins (`seconds` None) or ended after so many seconds."""
+        ...
+
+
+class Freeze(Protocol):
+    """Freezes one workload into `path`; bound to the tokenizer and the data folders by `kit.setup`."""
+
+    def __call__(self, dataset: str, seed: int, requests: int, path: Path) -> WorkloadRecord:
+        """Writes the file and says what was drawn."""
+        ...
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a run needs from its surroundings, put together by `kit.setup`."""
+
+    scenario: Scenario
+    engine: Engine
+    freeze: Freeze
+    selftest: SelfTest | None
+    model_path: Path
+    draft_path: Path | None
+    flags: dict[str, bool | int | float | str] = {}
+    env: dict[str, str] = {}
+    results: Path
+    state: Path
+    scrubber: Scrubber
+    client_cores: list[int] = []
+    no_lock: bool = False
+    unpinned: bool = False
+    commit: str | None = None
+    like: str | None = None
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """A run under way: its folder, its setup and where it tells of itself."""
+
+    folder: Path
+    setup: Setup
+    progress: Progress
+    workloads: dict[tuple[str, int], WorkloadRecord]
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.setup.scenario
+
+
+def run(setup: Setup, progress: Progress, blocks: tuple[plan.Block, ...] | None = None) -> Path:
+    """Measures what is not measured yet and returns the run's folder.
+
+    Raises UnusableInput before anything is started, RunFailed (what was measured is kept) afterwards.
+    """
+    facts, cards, indexes = check(setup, progress)
+    with _open_run(setup, cards, facts) as folder:
+        wanted = blocks or plan.blocks(setup.scenario)
+        running = _Run(folder, setup, progress, _freeze_all(setup, folder, wanted, facts, progress))
+        with gpu.hold_lock(setup.scenario.gpu, indexes, setup.state, setup.no_lock) as lock:
+            sitting = _sitting(running, cards, lock, facts)
+            _run_blocks(running, sitting, indexes, wanted)
+    return folder
+
+
+def check(
+    setup: Setup, progress: Progress
+) -> tuple[dict[str, str], tuple[list[measurements.GpuFacts], str], list[int]]:
+    """All that can be known before the first second of GPU time; leftovers of killed runs are removed first."""
+    for removed in [*setup.engine.clean(), *gpu.release_stale(setup.state)]:
+        progress.say(f"left over from an earlier run: {removed}")
+    facts = setup.engine.check(setup.scenario.server.port)
+    cards = gpu.facts()
+    return facts, cards, gpu.select(setup.scenario.gpu, cards[0])
+
+
+# ---- the run's folder -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open_run(setup: Setup, cards: tuple[list[measurements.GpuFacts], str], facts: dict[str, str]) -> Iterator[Path]:
+    """The folder of the unfinished run of this very scenario, or a new one; held against a second runner."""
+    home = setup.results / setup.scenario.name
+    home.mkdir(parents=True, exist_ok=True)
+    folder = _unfinished(home, fingerprint(setup.scenario), [c.name for c in cards[0]]) or _new_folder(home)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnusableInput(
+                f"{folder.name}: another runner is at work on this run; wait for it or stop it"
+            ) from None
+        yield folder
+
+
+def _unfinished(home: Path, wanted: str, card_names: list[str | None]) -> Path | None:
+    """The newest run of the same scenario on the same kind of card, when it is not finished."""
+    for folder in sorted((p for p in home.iterdir() if (p / "run.json").exists()), reverse=True)[:1]:
+        record = measurements.read_record(folder / "run.json", RunRecord)
+        sittings = [measurements.read_record(p, SittingRecord) for p in folder.glob("sitting-*/sitting.json")]
+        same_cards = all([g.name for g in s.gpus] == card_names for s in sittings)
+        if record.scenario_sha256 == wanted and same_cards and not (folder / COMPLETE).exists():
+            return folder
+    return None
+
+
+def _new_folder(home: Path) -> Path:
+    stamp = time.strftime("%Y-%m-%d-%H%M%S", time.gmtime())
+    folder = home / stamp
+    folder.mkdir()
+    return folder
+
+
+def _freeze_all(
+    setup: Setup, folder: Path, blocks: tuple[plan.Block, ...], facts: dict[str, str], progress: Progress
+) -> dict[tuple[str, int], WorkloadRecord]:
+    """Freezes every workload the blocks need (once; later runs check the hash) and writes run.json."""
+    needs: dict[tuple[str, int], int] = {}
+    for trial in (t for b in blocks for leg in b.legs for t in leg.trials):
+        key = (trial.point.dataset, trial.seed)
+        needs[key] = max(needs.get(key, 0), trial.requests, trial.warmup_requests)
+    known = {(w.dataset, w.seed): w for w in _recorded_workloads(folder)}
+    records = {}
+    for (dataset, seed), count in needs.items():
+        path = _workload_path(folder, dataset, seed)
+        records[dataset, seed] = known.get((dataset, seed)) or setup.freeze(dataset, seed, count, path)
+        _check_frozen(path, records[dataset, seed])
+    _write_run(setup, folder, blocks, {**known, **records}, facts)
+    progress.say(f"{len(records)} workloads frozen")
+    return records
+
+
+def _recorded_workloads(folder: Path) -> list[WorkloadRecord]:
+    path = folder / "run.json"
+    return measurements.read_record(path, RunRecord).workloads if path.exists() else []
+
+
+def _check_frozen(path: Path, record: WorkloadRecord) -> None:
+    if hashlib.sha256(path.read_bytes()).hexdigest() != record.sha256:
+        raise UnusableInput(f"workloads/{path.name}: changed since it was frozen; start a new run (move this one away)")
+
+
+def _workload_path(folder: Path, dataset: str, seed: int) -> Path:
+    return folder / "workloads" / f"{dataset}-s{seed}.jsonl"
+
+
+def _write_run(
+    setup: Setup,
+    folder: Path,
+    blocks: tuple[plan.Block, ...],
+    workloads: dict[tuple[str, int], WorkloadRecord],
+    facts: dict[str, str],
+) -> None:
+    path = folder / "run.json"
+    created = measurements.read_record(path, RunRecord).created_unix_s if path.exists() else time.time()
+    record = RunRecord(
+        format=measurements.FORMAT,
+        kit_version=__version__,
+        kit_commit=setup.commit,
+        created_unix_s=created,
+        scenario=msgspec.to_builtins(setup.scenario),
+        scenario_sha256=fingerprint(setup.scenario),
+        engine=setup.engine.name,
+        image={key: value for key, value in facts.items() if key.startswith("image")},
+        unpinned=setup.unpinned,
+        blocks=[msgspec.to_builtins(b) for b in blocks],
+        workloads=list(workloads.values()),
+        like=setup.like,
+    )
+    measurements.write_record(path, record)
+
+
+# ---- sittings -------------------------------------------------------------------------------------------------------
+
+
+def _sitting(
+    running: _Run, cards: tuple[list[measurements.GpuFacts], str], lock: LockRecord, facts: dict[str, str]
+) -> Path:
+    """The folder of the sitting on this boot and these cards: the last one goes on, or a new one begins."""
+    boot, gpus = gpu.boot_id(), cards[0]
+    places = sorted(running.folder.glob("sitting-*"), key=lambda p: int(p.name.partition("-")[2]))
+    if places:
+        last = measurements.read_record(places[-1] / "sitting.json", SittingRecord)
+        if last.boot_id == boot and [(g.uuid, g.driver) for g in last.gpus] == [(g.uuid, g.driver) for g in gpus]:
+            return places[-1]
+        running.progress.say("another boot or card than last time: a new sitting, with whole blocks")
+    place = running.folder / f"sitting-{len(places) + 1}"
+    record = SittingRecord(
+        number=len(places) + 1,
+        boot_id=boot,
+        started_unix_s=time.time(),
+        host=_host(),
+        gpus=gpus,
+        gpu_note=cards[1],
+        lock=lock,
+        selftest=running.setup.selftest,
+        engine=facts,
+    )
+    measurements.write_record(place / "sitting.json", record)
+    return place
+
+
+def _host() -> Host:
+    """The machine without names: processor, cores, memory, kernel."""
+    cpu = Path("/proc/cpuinfo").read_text().partition("model name")[2].partition(":")[2].partition("\n")[0].strip()
+    return Host(
+        cpu=cpu or None,
+        cores=os.cpu_count(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        kernel=platform.release(),
+        system=platform.system(),
+        python=platform.python_version(),
+        in_container=Path("/.dockerenv").exists() or "docker" in Path("/proc/1/cgroup").read_text(),
+    )
+
+
+# ---- blocks, legs, trials -------------------------------------------------------------------------------------------
+
+
+def _run_blocks(running: _Run, sitting: Path, indexes: list[int], blocks: tuple[plan.Block, ...]) -> None:
+    todo = [(b, _open_trials(running, sitting, b)) for b in blocks]
+    running.progress.expect(sum(len(trials) for _, trials in todo))
+    for block, trials in todo:
+        for leg in block.legs:
+            open_here = [t for t in leg.trials if t in trials]
+            if open_here:
+                _run_leg(running, sitting, indexes, leg, open_here)
+    measurements.write_whole(running.folder / COMPLETE, b"")
+
+
+def _open_trials(running: _Run, sitting: Path, block: plan.Block) -> set[plan.Trial]:
+    """The trials of a block that are still to be measured in this sitting; none when another sitting has the block."""
+    trials = {t for leg in block.legs for t in leg.trials}
+    for place in running.folder.glob("sitting-*"):
+        left = {t for t in trials if not (place / t.leg / t.name / COMPLETE).exists()}
+        if not left or place == sitting:
+            return left
+    return trials
+
+
+def _run_leg(running: _Run, sitting: Path, indexes: list[int], leg: plan.Leg, trials: list[plan.Trial]) -> None:
+    """One start of one server and the open trials on it."""
+    place = sitting / leg.id
+    start = 1 + len(list(place.glob("server*.log")))
+    suffix = "" if start == 1 else f"-{start}"
+    what = _launch(running, leg, place / f"server{suffix}.log")
+    running.progress.say(f"{leg.id}: starting the server")
+    began = time.time()
+    try:
+        with running.setup.engine.serve(what) as endpoint:
+            api.wait_until_generates(endpoint, what.log, running.scenario.server.start_timeout_s, lambda line: None)
+            ready_after_s = time.time() - began
+            record = _server_record(running, leg, what, start, ready_after_s, began, endpoint, place, suffix)
+            running.progress.say(f"{leg.id}: {_pool_line(record)} (ready after {ready_after_s:.0f} s)")
+            for trial in trials:
+                _run_trial(running, place, indexes, trial, endpoint, what.log, start)
+    finally:
+        if what.log.exists():
+            running.setup.scrubber.scrub_file(what.log)
+
+
+def _launch(running: _Run, leg: plan.Leg, log_path: Path) -> Launch:
+    setup, scenario = running.setup, running.scenario
+    models = [setup.model_path] + ([setup.draft_path] if setup.draft_path else [])
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    return Launch(
+        argv=launch.arguments(scenario, leg.arm, setup.model_path, setup.draft_path, scenario.server.port, setup.flags),
+        env={**setup.env, **launch.environment(scenario, leg.arm)},
+        models=models,
+        workloads=running.folder / "workloads",
+        log=log_path,
+        port=scenario.server.port,
+        label=f"{scenario.name}-{running.folder.name}-{leg.id}",
+    )
+
+
+def _server_record(
+    running: _Run,
+    leg: plan.Leg,
+    what: Launch,
+    start: int,
+    ready_after_s: float,
+    began: float,
+    endpoint: Endpoint,
+    place: Path,
+    suffix: str,
+) -> ServerRecord:
+    """Reads pool and limits from log and /server_info, records both."""
+    scrub = running.setup.scrubber.scrub
+    info = api.server_info(endpoint)
+    record = ServerRecord(
+        leg=leg.id,
+        arm=leg.arm,
+        start=start,
+        argv=[scrub(a) for a in what.argv],
+        env={key: scrub(value) for key, value in what.env.items()},
+        facts=api.facts(what.log.read_text(errors="replace"), info, what.env),
+        ready_after_s=ready_after_s,
+        started_unix_s=began,
+    )
+    measurements.write_record(place / f"server{suffix}.json", record)
+    measurements.write_whole(place / f"server_info{suffix}.json", scrub(msgspec.json.encode(info).decode()).encode())
+    return record
+
+
+def _pool_line(record: ServerRecord) -> str:
+    facts = record.facts
+    return f"pool {facts.pool_tokens or 'n/a'} tokens, at most {facts.max_running_requests or 'n/a'} running requests"
+
+
+def _run_trial(
+    running: _Run, place: Path, indexes: list[int], trial: plan.Trial, endpoint: Endpoint, log_path: Path, start: int
+) -> None:
+    """Measures one trial, again when the card was lost in it, and marks it complete last."""
+    folder = place / trial.name
+    running.progress.trial(trial.id, None)
+    began = time.monotonic()
+    for attempt in range(1, GPU_ATTEMPTS + 1):
+        _set_aside(folder)
+        record = _measure(running, folder, indexes, trial, endpoint, log_path, start, attempt)
+        measurements.write_record(folder / "trial.json", record)
+        if record.void != gpu.LOST:
+            break
+    measurements.write_whole(folder / COMPLETE, b"")
+    running.progress.trial(trial.id, time.monotonic() - began)
+
+
+def _set_aside(folder: Path) -> None:
+    """Keeps what an interrupted or void attempt measured, under another name: nothing measured is lost."""
+    if not (folder / "requests.jsonl").exists():
+        return
+    number = 1 + len(list(folder.glob("aside-*")))
+    aside = folder / f"aside-{number}"
+    aside.mkdir()
+    for name in ("requests.jsonl", "gpu.jsonl", "trial.json"):
+        if (folder / name).exists():
+            (folder / name).rename(aside / name)
+
+
+def _measure(
+    running: _Run,
+    folder: Path,
+    indexes: list[int],
+    trial: plan.Trial,
+    endpoint: Endpoint,
+    log_path: Path,
+    start: int,
+    attempt: int,
+) -> TrialRecord:
+    """Warm up, flush, drive, read the counters: the order that the whole kit exists for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with gpu.Sampler(indexes, folder / "gpu.jsonl", running.setup.client_cores) as sampler:
+        if trial.warmup_requests:
+            _drive(running, folder, endpoint, _job(running, trial, warmup=True))
+        flushed = api.flush(endpoint)
+        log_from, started_unix_s = log_path.stat().st_size, time.time()
+        end, failed = _drive(running, folder, endpoint, _job(running, trial, warmup=False))
+        info = api.server_info(endpoint)
+    counts = log.counts(_slice(log_path, log_from))
+    workload = running.workloads[trial.point.dataset, trial.seed]
+    return TrialRecord(
+        trial=trial.name,
+        leg=trial.leg,
+        arm=trial.arm,
+        dataset=trial.point.dataset,
+        concurrency=trial.point.concurrency,
+        rate_per_s=trial.point.rate_per_s,
+        seed=trial.seed,
+        requests=trial.requests,
+        workload_sha256=workload.sha256,
+        server_start=start,
+        started_unix_s=started_unix_s,
+        zero_monotonic_s=end.zero_monotonic_s,
+        flush=flushed,
+        watch=end.watch,
+        log=counts,
+        avg_spec_accept_length=api.avg_accept_length(info),
+        attempt=attempt,
+        void=_void(running, trial, sampler.lost, failed, end),
+    )
+
+
+def _void(running: _Run, trial: plan.Trial, card_lost: bool, failed: int, end: DriveEnd) -> str | None:
+    """Why the trial must not be used, in a few words; None when it may."""
+    if card_lost:
+        return gpu.LOST
+    if end.aborted:
+        return f"the client gave up: {end.aborted}"
+    limit = running.scenario.limits.failed_share
+    if failed > limit * trial.requests:
+        return f"{failed} of {trial.requests} requests failed (limit {limit:.0%})"
+    return None
+
+
+def _job(running: _Run, trial: plan.Trial, warmup: bool) -> DriveJob:
+    scenario = running.scenario
+    dataset = scenario.datasets[trial.point.dataset]
+    warm_users = trial.point.concurrency or max(scenario.sweep.concurrency)
+    return DriveJob(
+        host="",
+        port=scenario.server.port,
+        workload=str(_workload_path(running.folder, trial.point.dataset, trial.seed)),
+        requests=trial.warmup_requests if warmup else trial.requests,
+        concurrency=warm_users if warmup else trial.point.concurrency,
+        phase="warmup" if warmup else "measure",
+        output_len=scenario.sweep.warmup_output_len if warmup else None,
+        rate_per_s=None if warmup else trial.point.rate_per_s,
+        seed=trial.seed,
+        ignore_eos=dataset.ignore_eos,
+        request_timeout_s=scenario.limits.request_timeout_s,
+        silence_timeout_s=scenario.limits.silence_timeout_s,
+    )
+
+
+def _drive(running: _Run, folder: Path, endpoint: Endpoint, job: DriveJob) -> tuple[DriveEnd, int]:
+    """Runs the client and appends its records as they arrive; returns its last word and the number of failures."""
+    decoder = msgspec.json.Decoder(RequestRecord | DriveEnd)
+    end, failed = None, 0
+    with (folder / "requests.jsonl").open("ab") as file:
+        for line in endpoint.drive(job):
+            record = decoder.decode(line)
+            if isinstance(record, DriveEnd):
+                end = record
+                continue
+            file.write(line.rstrip(b"\n") + b"\n")
+            file.flush()
+            failed += record.error is not None
+        os.fsync(file.fileno())
+    if end is None:
+        raise EngineLost(
+            f"{folder.parent.name}/{folder.name}: the client ended without its last line; run again to go on"
+        )
+    if job.phase == "warmup" and failed == job.requests and failed:
+        raise RunFailed(f"{folder.parent.name}/{folder.name}: every warm-up request failed; see its requests.jsonl")
+    return end, failed
+
+
+def _slice(path: Path, start: int) -> str:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace")
+
+
+__all__ = ["ClientWatch", "Freeze", "Progress", "Setup", "check", "run"]

@@ -1,0 +1,148 @@
+"""Puts a run together from a scenario and its surroundings: engine, models, data folders, client. Holds no logic of theirs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from kit.client import probe
+from kit.engine import Engine
+from kit.errors import UnusableInput
+from kit.measurements import SelfTest, WorkloadRecord
+from kit.models import locate
+from kit.run import Setup
+from kit.scenario import Dataset, Scenario
+from kit.scrub import Scrubber
+
+
+class Folders(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the kit keeps things: below the checkout, or where the environment says (`KIT_MODELS`, `KIT_DATASETS`)."""
+
+    root: Path
+    results: Path
+    models: Path
+    datasets: Path
+    cache: Path
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line may choose beside the scenario."""
+
+    engine: str = ""
+    no_lock: bool = False
+    allow_unpinned: bool = False
+
+
+class _Server(msgspec.Struct, frozen=True):
+    """The SGLang of the process engine: its Python, its models and what it needs on this machine."""
+
+    python: Path
+    models: Path
+    env: dict[str, str]
+    flags: dict[str, bool | int | float | str]
+
+
+def folders(root: Path) -> Folders:
+    """The kit's folders for a checkout at `root`."""
+    return Folders(
+        root=root,
+        results=root / "results",
+        models=Path(os.environ.get("KIT_MODELS", root / "models")),
+        datasets=Path(os.environ.get("KIT_DATASETS", root / "datasets")),
+        cache=root / ".cache",
+    )
+
+
+def put_together(scenario: Scenario, places: Folders, choices: Choices, say: Callable[[str], None]) -> Setup:
+    """Everything `kit.run` needs; raises UnusableInput when something is missing."""
+    if choices.engine not in ("", "process", "docker"):
+        raise UnusableInput(f"--engine {choices.engine}: there are process and docker")
+    server = _server(scenario, places, say)
+    model = locate(scenario.model, server.models)
+    draft = locate(scenario.draft, server.models) if scenario.draft else None
+    engine = _engine(choices.engine or scenario.engine, scenario, server, places, choices)
+    return Setup(
+        scenario=scenario,
+        engine=engine,
+        freeze=_Freezer(scenario, places, model),
+        selftest=_selftest(say),
+        model_path=model,
+        draft_path=draft,
+        flags=server.flags,
+        env=server.env,
+        results=places.results,
+        state=places.cache / "state",
+        scrubber=_scrubber(places, server),
+        no_lock=choices.no_lock,
+        unpinned=choices.allow_unpinned,
+        commit=_commit(places.root),
+    )
+
+
+class _Freezer:
+    """Binds the workloads to this scenario's tokenizer, data folder and lengths."""
+
+    def __init__(self, scenario: Scenario, places: Folders, model: Path) -> None:
+        self._datasets: dict[str, Dataset] = scenario.datasets
+        self._places, self._model = places, model
+
+    def __call__(self, dataset: str, seed: int, requests: int, path: Path) -> WorkloadRecord:
+        from kit import workload
+
+        context = workload.Context(
+            datasets=self._places.datasets, model=self._model, reader=Path.cwd(), results=self._places.results
+        )
+        return workload.write(workload.freeze(dataset, self._datasets[dataset], seed, requests, context), path)
+
+
+def _server(scenario: Scenario, places: Folders, say: Callable[[str], None]) -> _Server:
+    if scenario.process.environment == "current":
+        return _Server(Path(sys.executable), places.models, {}, {})
+    from kit.rehearsal import ensure_environment
+
+    cpu = ensure_environment(places.cache / "cpu-sglang", say)
+    return _Server(cpu.python, cpu.models, cpu.env, cpu.flags)
+
+
+def _engine(name: str, scenario: Scenario, server: _Server, places: Folders, choices: Choices) -> Engine:
+    if name == "docker":
+        from kit.engine.docker import DockerEngine
+
+        return DockerEngine(scenario.image, allow_unpinned=choices.allow_unpinned)
+    from kit.engine.process import ProcessEngine
+
+    return ProcessEngine(server.python, Path(sys.executable), places.cache / "state")
+
+
+def _selftest(say: Callable[[str], None]) -> SelfTest:
+    result = probe.selftest()
+    say(f"client self-test: trusted up to {result.trusted_chunks_per_s:,.0f} chunks/s on this machine")
+    return result
+
+
+def _scrubber(places: Folders, server: _Server) -> Scrubber:
+    return Scrubber(
+        {
+            "kit": places.root,
+            "models": server.models,
+            "datasets": places.datasets,
+            "cache": places.cache,
+            "python": server.python.parent.parent,
+            "prefix": Path(sys.base_prefix),
+            "home": Path.home(),
+        }
+    )
+
+
+def _commit(root: Path) -> str | None:
+    """The kit's commit, with "+changes" when the tree differs; None outside a checkout."""
+    git = ["git", "-C", str(root)]
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    if head.returncode:
+        return None
+    status = [*git, "status", "--porcelain", "--untracked-files=no"]
+    changes = subprocess.run(status, capture_output=True, text=True, check=False)
+    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
