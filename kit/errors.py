@@ -29,7 +29,7 @@ class RunFailed(KitError):
 class ServerFailed(RunFailed):
     """The SGLang server did not come up or died.
 
-    `kind` is one of `kit.sglang.log.FAILURE_KINDS`; `tail` holds the log's last meaningful lines.
+    `kind` is one of `kit.sglang.failure.FAILURE_KINDS`; `tail` holds the log's last meaningful lines.
     """
 
     def __init__(self, message: str, kind: str = "unknown", tail: tuple[str, ...] = ()) -> None:
