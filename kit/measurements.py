@@ -125,7 +125,10 @@ class GpuFacts(Record, frozen=True, kw_only=True):
 
 
 class GpuSample(Record, frozen=True, kw_only=True):
-    """One reading of one card. `monotonic_s` is the machine's CLOCK_MONOTONIC; `reasons` are NVML clock-event bits."""
+    """One reading of one card. `monotonic_s` is the machine's CLOCK_MONOTONIC; `reasons` are NVML clock-event bits.
+
+    `processes` are the compute processes on the card, read once a second: None in the samples between.
+    """
 
     monotonic_s: float
     index: int
@@ -137,6 +140,7 @@ class GpuSample(Record, frozen=True, kw_only=True):
     temperature_c: int | None = None
     utilisation: float | None = None
     memory_used_bytes: int | None = None
+    processes: list[int] | None = None
     error: str | None = None
 
 
@@ -317,6 +321,7 @@ class WorkloadRecord(Record, frozen=True, kw_only=True):
     requests: int
     dropped: dict[str, int] = {}
     source_sha256: str | None = None
+    tokenizer_sha256: str | None = None
     shared_prefix_tokens: int | None = None
 
 

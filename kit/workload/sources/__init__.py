@@ -1,0 +1,1 @@
+"""One file per prompt source; a file's name, with '-' for '_', is what `source` says in a scenario."""
