@@ -23,7 +23,6 @@ from kit.engine import Endpoint, Engine, Launch
 from kit.errors import EngineLost, RunFailed, UnusableInput
 from kit.measurements import (
     COMPLETE,
-    ClientWatch,
     DriveEnd,
     Host,
     LockRecord,
@@ -41,6 +40,7 @@ from kit.sglang import api, launch, log
 
 GPU_ATTEMPTS = 3
 """A trial in which the card was lost is measured at most this often, then marked void."""
+CARD_FAILED = "the card failed"
 
 
 class Progress(Protocol):
@@ -76,7 +76,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     selftest: SelfTest | None
     model_path: Path
     draft_path: Path | None
-    flags: dict[str, bool | int | float | str] = {}
     env: dict[str, str] = {}
     results: Path
     state: Path
@@ -99,6 +98,17 @@ class _Run(msgspec.Struct, frozen=True):
     @property
     def scenario(self) -> Scenario:
         return self.setup.scenario
+
+
+class _Serving(msgspec.Struct, frozen=True):
+    """A server under way: where its leg lies on disk, its endpoint, its growing log and what it said of itself."""
+
+    running: _Run
+    place: Path
+    indexes: list[int]
+    endpoint: Endpoint
+    log_path: Path
+    server: ServerRecord
 
 
 def run(setup: Setup, progress: Progress, blocks: tuple[plan.Block, ...] | None = None) -> Path:
@@ -295,31 +305,33 @@ def _run_leg(running: _Run, sitting: Path, indexes: list[int], leg: plan.Leg, tr
     """One start of one server and the open trials on it."""
     place = sitting / leg.id
     start = 1 + len(list(place.glob("server*.log")))
-    suffix = "" if start == 1 else f"-{start}"
-    what = _launch(running, leg, place / f"server{suffix}.log")
+    what = _launch(running, leg, place / f"server{_suffix(start)}.log")
     running.progress.say(f"{leg.id}: starting the server")
-    began = time.time()
+    began_unix_s = time.time()
     try:
         with running.setup.engine.serve(what) as endpoint:
-            api.wait_until_generates(endpoint, what.log, running.scenario.server.start_timeout_s, lambda line: None)
-            ready_after_s = time.time() - began
-            record = _server_record(running, leg, what, start, ready_after_s, began, endpoint, place, suffix)
+            ready_after_s = api.wait_until_generates(endpoint, what.log, running.scenario.server.start_timeout_s)
+            record = _record_server(running, leg, what, start, ready_after_s, began_unix_s, endpoint)
             running.progress.say(f"{leg.id}: {_pool_line(record)} (ready after {ready_after_s:.0f} s)")
+            serving = _Serving(running, place, indexes, endpoint, what.log, record)
             for trial in trials:
-                _run_trial(running, place, indexes, trial, endpoint, what.log, start)
+                _run_trial(serving, trial)
     finally:
         if what.log.exists():
             running.setup.scrubber.scrub_file(what.log)
 
 
+def _suffix(start: int) -> str:
+    return "" if start == 1 else f"-{start}"
+
+
 def _launch(running: _Run, leg: plan.Leg, log_path: Path) -> Launch:
     setup, scenario = running.setup, running.scenario
-    models = [setup.model_path] + ([setup.draft_path] if setup.draft_path else [])
     log_path.parent.mkdir(parents=True, exist_ok=True)
     return Launch(
-        argv=launch.arguments(scenario, leg.arm, setup.model_path, setup.draft_path, scenario.server.port, setup.flags),
+        argv=launch.arguments(scenario, leg.arm, setup.model_path, setup.draft_path, scenario.server.port),
         env={**setup.env, **launch.environment(scenario, leg.arm)},
-        models=models,
+        models=[p for p in (setup.model_path, setup.draft_path) if p],
         workloads=running.folder / "workloads",
         log=log_path,
         port=scenario.server.port,
@@ -327,18 +339,16 @@ def _launch(running: _Run, leg: plan.Leg, log_path: Path) -> Launch:
     )
 
 
-def _server_record(
+def _record_server(
     running: _Run,
     leg: plan.Leg,
     what: Launch,
     start: int,
     ready_after_s: float,
-    began: float,
+    began_unix_s: float,
     endpoint: Endpoint,
-    place: Path,
-    suffix: str,
 ) -> ServerRecord:
-    """Reads pool and limits from log and /server_info, records both."""
+    """Reads pool and limits from log and /server_info, cross-checked, and records both."""
     scrub = running.setup.scrubber.scrub
     info = api.server_info(endpoint)
     record = ServerRecord(
@@ -349,10 +359,12 @@ def _server_record(
         env={key: scrub(value) for key, value in what.env.items()},
         facts=api.facts(what.log.read_text(errors="replace"), info, what.env),
         ready_after_s=ready_after_s,
-        started_unix_s=began,
+        started_unix_s=began_unix_s,
     )
-    measurements.write_record(place / f"server{suffix}.json", record)
-    measurements.write_whole(place / f"server_info{suffix}.json", scrub(msgspec.json.encode(info).decode()).encode())
+    place = what.log.parent
+    measurements.write_record(place / f"server{_suffix(start)}.json", record)
+    said = scrub(msgspec.json.encode(info).decode()).encode()
+    measurements.write_whole(place / f"server_info{_suffix(start)}.json", msgspec.json.format(said, indent=1))
     return record
 
 
@@ -361,56 +373,43 @@ def _pool_line(record: ServerRecord) -> str:
     return f"pool {facts.pool_tokens or 'n/a'} tokens, at most {facts.max_running_requests or 'n/a'} running requests"
 
 
-def _run_trial(
-    running: _Run, place: Path, indexes: list[int], trial: plan.Trial, endpoint: Endpoint, log_path: Path, start: int
-) -> None:
+def _run_trial(serving: _Serving, trial: plan.Trial) -> None:
     """Measures one trial, again when the card was lost in it, and marks it complete last."""
-    folder = place / trial.name
-    running.progress.trial(trial.id, None)
+    folder = serving.place / trial.name
+    serving.running.progress.trial(trial.id, None)
     began = time.monotonic()
     for attempt in range(1, GPU_ATTEMPTS + 1):
         _set_aside(folder)
-        record = _measure(running, folder, indexes, trial, endpoint, log_path, start, attempt)
+        record = _measure(serving, folder, trial, attempt)
         measurements.write_record(folder / "trial.json", record)
-        if record.void != gpu.LOST:
+        if not (record.void or "").startswith(CARD_FAILED):
             break
     measurements.write_whole(folder / COMPLETE, b"")
-    running.progress.trial(trial.id, time.monotonic() - began)
+    serving.running.progress.trial(trial.id, time.monotonic() - began)
 
 
 def _set_aside(folder: Path) -> None:
     """Keeps what an interrupted or void attempt measured, under another name: nothing measured is lost."""
     if not (folder / "requests.jsonl").exists():
         return
-    number = 1 + len(list(folder.glob("aside-*")))
-    aside = folder / f"aside-{number}"
+    aside = folder / f"aside-{1 + len(list(folder.glob('aside-*')))}"
     aside.mkdir()
     for name in ("requests.jsonl", "gpu.jsonl", "trial.json"):
         if (folder / name).exists():
             (folder / name).rename(aside / name)
 
 
-def _measure(
-    running: _Run,
-    folder: Path,
-    indexes: list[int],
-    trial: plan.Trial,
-    endpoint: Endpoint,
-    log_path: Path,
-    start: int,
-    attempt: int,
-) -> TrialRecord:
+def _measure(serving: _Serving, folder: Path, trial: plan.Trial, attempt: int) -> TrialRecord:
     """Warm up, flush, drive, read the counters: the order that the whole kit exists for."""
+    running, endpoint, log_path = serving.running, serving.endpoint, serving.log_path
     folder.mkdir(parents=True, exist_ok=True)
-    with gpu.Sampler(indexes, folder / "gpu.jsonl", running.setup.client_cores) as sampler:
+    with gpu.Sampler(serving.indexes, folder / "gpu.jsonl", running.setup.client_cores) as sampler:
         if trial.warmup_requests:
-            _drive(running, folder, endpoint, _job(running, trial, warmup=True))
+            _drive(folder, endpoint, _job(running, trial, warmup=True))
         flushed = api.flush(endpoint)
         log_from, started_unix_s = log_path.stat().st_size, time.time()
-        end, failed = _drive(running, folder, endpoint, _job(running, trial, warmup=False))
+        end, failed = _drive(folder, endpoint, _job(running, trial, warmup=False))
         info = api.server_info(endpoint)
-    counts = log.counts(_slice(log_path, log_from))
-    workload = running.workloads[trial.point.dataset, trial.seed]
     return TrialRecord(
         trial=trial.name,
         leg=trial.leg,
@@ -420,23 +419,23 @@ def _measure(
         rate_per_s=trial.point.rate_per_s,
         seed=trial.seed,
         requests=trial.requests,
-        workload_sha256=workload.sha256,
-        server_start=start,
+        workload_sha256=running.workloads[trial.point.dataset, trial.seed].sha256,
+        server_start=serving.server.start,
         started_unix_s=started_unix_s,
         zero_monotonic_s=end.zero_monotonic_s,
         flush=flushed,
         watch=end.watch,
-        log=counts,
+        log=log.counts(_read_from(log_path, log_from), bool(serving.server.facts.graphs)),
         avg_spec_accept_length=api.avg_accept_length(info),
         attempt=attempt,
-        void=_void(running, trial, sampler.lost, failed, end),
+        void=_void(running, trial, sampler.errors, failed, end),
     )
 
 
-def _void(running: _Run, trial: plan.Trial, card_lost: bool, failed: int, end: DriveEnd) -> str | None:
+def _void(running: _Run, trial: plan.Trial, card_errors: list[str], failed: int, end: DriveEnd) -> str | None:
     """Why the trial must not be used, in a few words; None when it may."""
-    if card_lost:
-        return gpu.LOST
+    if card_errors:
+        return f"{CARD_FAILED}: {'; '.join(card_errors)}"
     if end.aborted:
         return f"the client gave up: {end.aborted}"
     limit = running.scenario.limits.failed_share
@@ -465,8 +464,9 @@ def _job(running: _Run, trial: plan.Trial, warmup: bool) -> DriveJob:
     )
 
 
-def _drive(running: _Run, folder: Path, endpoint: Endpoint, job: DriveJob) -> tuple[DriveEnd, int]:
+def _drive(folder: Path, endpoint: Endpoint, job: DriveJob) -> tuple[DriveEnd, int]:
     """Runs the client and appends its records as they arrive; returns its last word and the number of failures."""
+    name = f"{folder.parent.name}/{folder.name}"
     decoder = msgspec.json.Decoder(RequestRecord | DriveEnd)
     end, failed = None, 0
     with (folder / "requests.jsonl").open("ab") as file:
@@ -481,17 +481,14 @@ def _drive(running: _Run, folder: Path, endpoint: Endpoint, job: DriveJob) -> tu
         os.fsync(file.fileno())
     if end is None:
         raise EngineLost(
-            f"{folder.parent.name}/{folder.name}: the client ended without its last line; run again to go on"
+            f"{name}: the client ended without its last line; what it measured is kept, run again to go on"
         )
-    if job.phase == "warmup" and failed == job.requests and failed:
-        raise RunFailed(f"{folder.parent.name}/{folder.name}: every warm-up request failed; see its requests.jsonl")
+    if job.phase == "warmup" and failed == job.requests:
+        raise RunFailed(f"{name}: every warm-up request failed; the reasons stand in its requests.jsonl")
     return end, failed
 
 
-def _slice(path: Path, start: int) -> str:
+def _read_from(path: Path, start: int) -> str:
     with path.open("rb") as file:
         file.seek(start)
         return file.read().decode(errors="replace")
-
-
-__all__ = ["ClientWatch", "Freeze", "Progress", "Setup", "check", "run"]

@@ -1,4 +1,4 @@
-"""Puts a run together from a scenario and its surroundings: engine, models, data folders, client. Holds no logic of theirs."""
+"""Puts a run together from a scenario and its surroundings: engine, models, data folders. Holds no logic of theirs."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from kit.errors import UnusableInput
 from kit.measurements import SelfTest, WorkloadRecord
 from kit.models import locate
 from kit.run import Setup
-from kit.scenario import Dataset, Scenario
+from kit.scenario import Dataset, FlagValue, Scenario
 from kit.scrub import Scrubber
 
 
@@ -42,7 +42,11 @@ class _Server(msgspec.Struct, frozen=True):
     python: Path
     models: Path
     env: dict[str, str]
-    flags: dict[str, bool | int | float | str]
+    flags: dict[str, FlagValue]
+
+
+class _ModelConfig(msgspec.Struct, frozen=True):
+    max_position_embeddings: int | None = None
 
 
 def folders(root: Path) -> Folders:
@@ -61,6 +65,7 @@ def put_together(scenario: Scenario, places: Folders, choices: Choices, say: Cal
     if choices.engine not in ("", "process", "docker"):
         raise UnusableInput(f"--engine {choices.engine}: there are process and docker")
     server = _server(scenario, places, say)
+    scenario = _with_flags(scenario, server.flags)
     model = locate(scenario.model, server.models)
     draft = locate(scenario.draft, server.models) if scenario.draft else None
     engine = _engine(choices.engine or scenario.engine, scenario, server, places, choices)
@@ -71,7 +76,6 @@ def put_together(scenario: Scenario, places: Folders, choices: Choices, say: Cal
         selftest=_selftest(say),
         model_path=model,
         draft_path=draft,
-        flags=server.flags,
         env=server.env,
         results=places.results,
         state=places.cache / "state",
@@ -93,9 +97,20 @@ class _Freezer:
         from kit import workload
 
         context = workload.Context(
-            datasets=self._places.datasets, model=self._model, reader=Path.cwd(), results=self._places.results
+            datasets=self._places.datasets,
+            tokenizer=self._model,
+            base=Path.cwd(),
+            context_tokens=_context_tokens(self._model),
         )
         return workload.write(workload.freeze(dataset, self._datasets[dataset], seed, requests, context), path)
+
+
+def _context_tokens(model: Path) -> int | None:
+    """The longest sequence that the model's own config.json allows."""
+    config = model / "config.json"
+    if not config.is_file():
+        return None
+    return msgspec.json.decode(config.read_bytes(), type=_ModelConfig).max_position_embeddings
 
 
 def _server(scenario: Scenario, places: Folders, say: Callable[[str], None]) -> _Server:
@@ -105,6 +120,12 @@ def _server(scenario: Scenario, places: Folders, say: Callable[[str], None]) -> 
 
     cpu = ensure_environment(places.cache / "cpu-sglang", say)
     return _Server(cpu.python, cpu.models, cpu.env, cpu.flags)
+
+
+def _with_flags(scenario: Scenario, flags: dict[str, FlagValue]) -> Scenario:
+    """Lays what this server needs on this machine under the scenario's own flags, so that it is recorded with them."""
+    server = msgspec.structs.replace(scenario.server, flags={**flags, **scenario.server.flags})
+    return msgspec.structs.replace(scenario, server=server)
 
 
 def _engine(name: str, scenario: Scenario, server: _Server, places: Folders, choices: Choices) -> Engine:
