@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 FILE = "tokenizer.json"
 
 
+class _Model(msgspec.Struct, frozen=True):
+    """The part of tokenizer.json that maps text to ids: a table, or a list of scored pieces."""
+
+    vocab: dict[str, int] | list[Any]
+
+
+class _File(msgspec.Struct, frozen=True):
+    model: _Model
+
+
 class Tokens:
     """Encodes and decodes as the server's tokenizer does: special tokens added, none hidden, nothing cut or padded."""
 
@@ -51,20 +61,10 @@ def load(folder: Path) -> Tokens:
 
 def vocabulary_size(folder: Path) -> int:
     """Ids of the base vocabulary, added tokens apart: what SGLang's client draws random ids from."""
-    model = _json(folder / FILE).get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if not vocabulary:
-        raise UnusableInput(f"{folder.name}/{FILE}: has no model.vocab; get the model again")
-    return len(vocabulary)
-
-
-def context_tokens(folder: Path, flags: dict[str, bool | int | float | str]) -> int | None:
-    """What prompt and answer may hold together: the server's `context-length` flag, else the model's own limit."""
-    if "context-length" in flags:
-        return int(flags["context-length"])
-    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    limit = config.get("max_position_embeddings")
-    return limit if isinstance(limit, int) else None
+    try:
+        return len(msgspec.json.decode(_text(folder), type=_File).model.vocab)
+    except msgspec.MsgspecError as error:
+        raise UnusableInput(f"{folder.name}/{FILE}: damaged: {error}; get the model again") from None
 
 
 def _text(folder: Path) -> str:
@@ -77,10 +77,3 @@ def _text(folder: Path) -> str:
         ) from None
     except UnicodeDecodeError as error:
         raise UnusableInput(f"{folder.name}/{FILE}: not UTF-8: {error}; get the model again") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(_text(path.parent) if path.name == FILE else path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise UnusableInput(f"{path.parent.name}/{path.name}: damaged: {error}; get the model again") from None
