@@ -26,7 +26,7 @@ class DriveJob(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Literal["generate", "openai-chat"] = "generate"
     model: str = ""
     ignore_eos: bool = True
-    sampling: dict[str, Any] = {"temperature": 0.0}
+    sampling: dict[str, Any] = msgspec.field(default_factory=lambda: {"temperature": 0.0})
     request_timeout_s: float = 600.0
     silence_timeout_s: float = 120.0
     cores: list[int] = []

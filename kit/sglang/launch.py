@@ -31,21 +31,27 @@ ENVIRONMENT = {
 
 
 def arguments(
-    scenario: Scenario, arm_name: str, model_path: Path, draft_path: Path | None, port: int, host: str = HOST
+    scenario: Scenario,
+    arm_name: str,
+    model_path: Path,
+    draft_path: Path | None,
+    port: int,
+    machine_flags: dict[str, FlagValue] | None = None,
 ) -> list[str]:
     """What follows the Python executable: `-m sglang.launch_server …`, the arm's flags over those of `[server]`.
 
-    True is a bare flag and False leaves it out. `--decode-log-interval` stays on SGLang's 40: a line per step would
-    cost what is to be measured. Raises UnusableInput for a flag that the kit sets itself.
+    `machine_flags` are what this machine needs (a CPU rehearsal's); a scenario's flags lie over them. True is a bare
+    flag and False leaves it out. `--decode-log-interval` stays on SGLang's 40: a line per step would cost what is to be
+    measured. Raises UnusableInput for a flag that the kit sets itself.
     """
     arm = scenario.arms[arm_name]
     if arm.draft and draft_path is None:
         raise UnusableInput(f"arms.{arm_name}.draft is true, but there is no draft model; add [draft] path")
     _refuse(scenario, arm_name)
-    argv = ["-m", "sglang.launch_server", "--model-path", str(model_path), "--host", host, "--port", str(port)]
+    argv = ["-m", "sglang.launch_server", "--model-path", str(model_path), "--host", HOST, "--port", str(port)]
     if arm.draft:
         argv += ["--speculative-draft-model-path", str(draft_path)]
-    for name, value in flags(scenario, arm_name).items():
+    for name, value in {**(machine_flags or {}), **flags(scenario, arm_name)}.items():
         argv += _spell(name, value)
     return argv
 

@@ -1,0 +1,182 @@
+"""A small process between the runner and its child: ends the child and all that came of it when the runner goes.
+
+Run as a script with the standard library alone. Standard input is the lifeline: its first line is the order (JSON:
+argv, env, cores, log, stdin, grace_s, marker), and its end, however it comes about, is the sign to stop. The exit code
+is the child's, 128 + N for a signal. Knows nothing of SGLang or of the client.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+POLL_S = 0.1
+KILL_WAIT_S = 20.0
+CANNOT_START = 127
+
+
+class Process(NamedTuple):
+    """A line of /proc: `started` is in clock ticks since boot and tells a process from a later one with its number."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    started: int
+
+
+def processes() -> Iterator[Process]:
+    """Every process that is not a zombie."""
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            found = process(int(place.name))
+            if found is not None:
+                yield found
+
+
+def process(pid: int) -> Process | None:
+    """One process, or None when it has ended (a zombie has)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
+    if fields[0] in "ZX":
+        return None
+    return Process(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def descendants(ancestor: int, session: int) -> list[int]:
+    """What came of a process: all below it, whatever session they moved to, and all in the child's session."""
+    everything = list(processes())
+    family = {ancestor}
+    while True:
+        more = {p.pid for p in everything if p.pid not in family and (p.parent in family or p.session == session)}
+        if not more:
+            return sorted(family - {ancestor})
+        family |= more
+
+
+def end(leader: int, members: Callable[[], list[int]], grace_s: float) -> bool:
+    """SIGTERM to the leader, a bounded wait, SIGKILL to every member until none is left; False when some stay."""
+    if leader in members():
+        send([leader], signal.SIGTERM)
+        _wait(lambda: leader not in members(), grace_s)
+    deadline = time.monotonic() + KILL_WAIT_S
+    while time.monotonic() < deadline:
+        left = members()
+        if not left:
+            return True
+        send(left, signal.SIGKILL)
+        time.sleep(POLL_S / 2)
+    return not members()
+
+
+def send(pids: list[int], number: signal.Signals) -> None:
+    """Signals processes, some of which may be gone by now."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(POLL_S / 2)
+
+
+def _prepare_child() -> None:
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _start(order: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    if order["cores"]:
+        os.sched_setaffinity(0, order["cores"])
+    output = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if order["log"] else None
+    child = subprocess.Popen(
+        order["argv"],
+        env=order["env"],
+        stdin=subprocess.PIPE if order["stdin"] else subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=_prepare_child,
+    )
+    if child.stdin:
+        try:
+            child.stdin.write(order["stdin"].encode())
+            child.stdin.close()
+        except BrokenPipeError:  # it ended at once; its exit code tells
+            pass
+    return child
+
+
+def _mark(path: str, runner: int, child: int) -> None:
+    """Notes what runs, for a later run to end when even this process was killed."""
+    mine, its, owner = process(os.getpid()), process(child), process(runner)
+    note = {
+        "boot_id": boot_id(),
+        "supervisor": mine and [mine.pid, mine.started],
+        "child": its and [its.pid, its.started],
+        "runner": owner and [owner.pid, owner.started],
+    }
+    scratch = Path(f"{path}.new")
+    scratch.write_text(json.dumps(note))
+    scratch.replace(path)
+
+
+def _watch(child: "subprocess.Popen[bytes]", stopped: list[int]) -> int | None:
+    """Returns the child's exit code, or None when the lifeline ended first."""
+    while child.poll() is None:
+        readable, _, _ = select.select([0], [], [], POLL_S)
+        if stopped or readable and not os.read(0, 4096):
+            return child.poll()
+    return child.returncode
+
+
+def main() -> int:
+    """Starts the child that the order names and stays until it and all that came of it are gone."""
+    stopped: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    order = json.loads(sys.stdin.buffer.readline() or "null")
+    if order is None:
+        return 0
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
+    try:
+        child = _start(order)
+    except OSError as error:
+        sys.stderr.write(f"{order['argv'][0]}: {error.strerror}\n")
+        return CANNOT_START
+    _mark(order["marker"], order["runner"], child.pid)
+    code = _watch(child, stopped)
+    ended = end(child.pid, lambda: descendants(os.getpid(), child.pid), order["grace_s"] if code is None else 0.0)
+    if ended:
+        Path(order["marker"]).unlink(missing_ok=True)
+    code = child.wait() if code is None else code
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
