@@ -53,13 +53,18 @@ class SpecCounters(Record, frozen=True, kw_only=True):
 
 
 class RequestRecord(Record, frozen=True, kw_only=True, tag="request"):
-    """One request as the client saw it. `chunks` holds (seconds, tokens carried) of each chunk that carried tokens."""
+    """One request as the client saw it. `chunks` holds (seconds, tokens carried) of each chunk that carried tokens.
+
+    Where a gateway gives no usage with its chunks, their tokens are unknown: `chunks` is empty then and `uncounted_s`
+    holds the times of the chunks that carried output.
+    """
 
     index: int
     warmup: bool = False
     scheduled_s: float | None = None
     sent_s: float | None = None
     chunks: list[tuple[float, int]] = []
+    uncounted_s: list[float] = []
     first_text_s: float | None = None
     done_s: float | None = None
     prompt_tokens: int | None = None
