@@ -117,6 +117,40 @@ class Slo(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tpot_p50_s: float
 
 
+ClaimKind: TypeAlias = Literal["pool", "ratio", "absolute", "order", "condition", "cited"]
+Relation: TypeAlias = Literal["above", "below", "not above", "not below"]
+
+
+class Claim(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One thing that a source published, in our own words, and how `kit.claims` judges it.
+
+    `metric` is a tag of the metrics registry (a number over seeds) or one of `kit.claims.FACTS` (a number that a server
+    or the scenario states). A ratio is metric(arm) / metric(against); an order says how the two lie. No `dataset` and
+    no `concurrency` mean every one of the run's; `concurrency = [0]` is a claim on servers. Published is `value`, or
+    the range from `low` to `high`; `tolerance` is relative and has its `reason`. `card` names the card that the figure
+    belongs to: on another it is shown, not judged. `forced` says that it holds with random weights or a forced accept
+    length too. `figures` are the published numbers as the source prints them. A cited claim is never judged.
+    """
+
+    id: str
+    text: str
+    kind: ClaimKind
+    metric: str
+    arm: str = ""
+    against: str = ""
+    relation: Relation | None = None
+    dataset: list[str] = []
+    concurrency: list[int] = []
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    tolerance: float = 0.0
+    reason: str = ""
+    card: str = ""
+    forced: bool = False
+    figures: list[str] = []
+
+
 class Scenario(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A scenario as written in its file; `name` is the file's stem. See CONTRIBUTING.md for a walk through the keys."""
 
@@ -137,6 +171,7 @@ class Scenario(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
     process: Process = Process()
     slo: Slo | None = None
     inferred: dict[str, str] = {}
+    claims: list[Claim] = []
 
 
 def load(path: Path, sets: dict[str, str] | None = None) -> Scenario:
@@ -217,7 +252,7 @@ def _explain(path: Path, table: dict[str, Any], message: str) -> str:
 def _fields_at(place: str) -> list[str]:
     tables: dict[str, type[msgspec.Struct]] = {
         "model": Model, "draft": Model, "server": Server, "sweep": Sweep, "limits": Limits, "gpu": Gpu,
-        "image": Image, "process": Process, "slo": Slo, "arms[...]": Arm, "datasets[...]": Dataset,
+        "image": Image, "process": Process, "slo": Slo, "claims[...]": Claim, "arms[...]": Arm, "datasets[...]": Dataset,
     }  # fmt: skip
     return list(tables.get(place, Scenario).__struct_fields__)
 
@@ -264,4 +299,26 @@ def _faults(s: Scenario) -> list[tuple[str, str]]:
     for key in ("request_timeout_s", "silence_timeout_s"):
         fault(getattr(s.limits, key) <= 0, f"limits.{key}", "must be above 0 seconds")
     fault(not 0 <= s.limits.failed_share < 1, "limits.failed_share", "is a share between 0 and 1")
+    for number, claim in enumerate(s.claims, 1):
+        key = f"claims.{claim.id or number}"
+        fault(claim.id in [c.id for c in s.claims[number:]], key, "is the id of two claims")
+        found += [(key, text) for text in _claim_faults(s, claim)]
     return found
+
+
+def _claim_faults(s: Scenario, claim: Claim) -> list[str]:
+    ordered, ranged = claim.kind == "order", claim.low is not None or claim.high is not None
+    paired = ordered or claim.kind == "ratio"
+    checks = [
+        (not NAME.fullmatch(claim.id), "id is made of a-z, 0-9, '-' and '.'"),
+        (bool(claim.arm) and claim.arm not in s.arms, f"no arm is called {claim.arm!r}"),
+        (bool(claim.against) and claim.against not in s.arms, f"no arm is called {claim.against!r}"),
+        (paired and not (claim.arm and claim.against), f"kind {claim.kind!r} needs both arm and against"),
+        (ordered != (claim.relation is not None), "an order needs a relation, and nothing else has one"),
+        (not ordered and (claim.value is None) == (not ranged), "give either value, or low and high"),
+        (ranged and (claim.low is None or claim.high is None), "a range needs both low and high"),
+        (not 0 <= claim.tolerance < 1, "tolerance is a share between 0 and 1"),
+        (claim.tolerance > 0 and not claim.reason, "a tolerance needs its reason"),
+    ]
+    unknown = [f"no data set is called {name!r}" for name in claim.dataset if name not in s.datasets]
+    return [text for bad, text in checks if bad] + unknown
