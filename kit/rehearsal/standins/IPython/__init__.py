@@ -1,0 +1,1 @@
+"""Empty stand-in: SGLang imports IPython for notebooks, which a server has none of."""
