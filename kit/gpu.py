@@ -271,7 +271,7 @@ def _clock_call(nvml: Nvml) -> Iterator[None]:
 class Sampler:
     """Reads the cards about ten times a second in a thread of its own while the context is open.
 
-    `samples` holds what was read, and each reading is appended to `path` as it arrives (no card: no file). A card or
+    `samples` holds what was read, and each reading is written to `path` as it arrives (no card: no file). A card or
     driver in trouble gives a sample with `error`, and a new start of the library is tried every second. `avoid_cores`
     are CPU cores that the thread keeps off, since the client is timed on them.
     """
@@ -306,7 +306,7 @@ class Sampler:
     def _run(self) -> None:
         self._keep_off_cores()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:
+        with self._path.open("wb") as file:
             while not self._stop.is_set():
                 for sample in self._sample_until_trouble():
                     self.samples.append(sample)
@@ -329,14 +329,16 @@ class Sampler:
             yield from (GpuSample(monotonic_s=time.monotonic(), index=i, error=str(error)) for i in self._indexes)
 
     def _sample_cards(self, nvml: Nvml) -> Iterator[GpuSample]:
+        """The last samples come after the stop, so that those of a trial reach past its end."""
         reader = _Reader(nvml)
         due = time.monotonic()
-        troubled = False
-        while not troubled and not self._stop.wait(max(0.0, due - time.monotonic())):
+        over = False
+        while not over:
+            over = self._stop.wait(max(0.0, due - time.monotonic()))
             due = max(due + SAMPLE_PERIOD_S, time.monotonic())
             for index in self._indexes:
                 sample = reader.read(index, self._uuids)
-                troubled = troubled or sample.error is not None
+                over = over or sample.error is not None
                 yield sample
 
 

@@ -1,0 +1,70 @@
+"""Runs one function of kit.gpu or kit.gpu_guard in this process and prints what it answered as one line of JSON."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+
+from kit import gpu, gpu_guard, scenario
+from kit.errors import KitError
+
+
+def say(answer: Any) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.flush()
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def hold(
+    state: str, lock: str, mhz: str = "900", cards: str = "0", *, no_lock: bool = False, fork: bool = False
+) -> None:
+    """Holds the lock until stdin says a line; with `fork` a child keeps all pipes open for as long as it lives."""
+    table = msgspec.convert({"lock": lock, "lock_mhz": int(mhz)}, scenario.Gpu)
+    with gpu_guard.hold_lock(table, numbers(cards), Path(state), no_lock) as record:
+        child = os.fork() if fork else None
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        say({"record": record, "child": child})
+        sys.stdin.readline()
+
+
+def sample(path: str, seconds: str, cards: str = "0", avoid: str = "") -> None:
+    with gpu.Sampler(numbers(cards), Path(path), numbers(avoid)) as sampler:
+        time.sleep(float(seconds))
+    say({"samples": sampler.samples, "errors": sampler.errors})
+
+
+def choose(table: str) -> None:
+    cards, _ = gpu.facts()
+    say(gpu.select(msgspec.json.decode(table, type=scenario.Gpu), cards))
+
+
+def check(table: str) -> None:
+    say(gpu.checks(msgspec.json.decode(table, type=scenario.Gpu)))
+
+
+VERBS = {
+    "facts": lambda: say(gpu.facts()),
+    "select": choose,
+    "checks": check,
+    "sample": sample,
+    "stale": lambda state: say(gpu_guard.release_stale(Path(state))),
+    "hold": hold,
+    "hold-off": lambda *a: hold(*a, no_lock=True),
+    "hold-fork": lambda *a: hold(*a, fork=True),
+}
+
+if __name__ == "__main__":
+    try:
+        VERBS[sys.argv[1]](*sys.argv[2:])
+    except KitError as error:
+        say({"error": str(error), "kind": type(error).__name__})
