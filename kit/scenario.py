@@ -252,7 +252,8 @@ def _explain(path: Path, table: dict[str, Any], message: str) -> str:
 def _fields_at(place: str) -> list[str]:
     tables: dict[str, type[msgspec.Struct]] = {
         "model": Model, "draft": Model, "server": Server, "sweep": Sweep, "limits": Limits, "gpu": Gpu,
-        "image": Image, "process": Process, "slo": Slo, "claims[...]": Claim, "arms[...]": Arm, "datasets[...]": Dataset,
+        "image": Image, "process": Process, "slo": Slo,
+        "claims[...]": Claim, "arms[...]": Arm, "datasets[...]": Dataset,
     }  # fmt: skip
     return list(tables.get(place, Scenario).__struct_fields__)
 
@@ -307,14 +308,17 @@ def _faults(s: Scenario) -> list[tuple[str, str]]:
 
 
 def _claim_faults(s: Scenario, claim: Claim) -> list[str]:
-    ordered, ranged = claim.kind == "order", claim.low is not None or claim.high is not None
+    ordered, ranged = claim.relation is not None, claim.low is not None or claim.high is not None
     paired = ordered or claim.kind == "ratio"
     checks = [
         (not NAME.fullmatch(claim.id), "id is made of a-z, 0-9, '-' and '.'"),
         (bool(claim.arm) and claim.arm not in s.arms, f"no arm is called {claim.arm!r}"),
         (bool(claim.against) and claim.against not in s.arms, f"no arm is called {claim.against!r}"),
         (paired and not (claim.arm and claim.against), f"kind {claim.kind!r} needs both arm and against"),
-        (ordered != (claim.relation is not None), "an order needs a relation, and nothing else has one"),
+        (
+            ordered != (claim.kind == "order") and claim.kind != "cited",
+            "a relation makes an order, and an order has one",
+        ),
         (not ordered and (claim.value is None) == (not ranged), "give either value, or low and high"),
         (ranged and (claim.low is None or claim.high is None), "a range needs both low and high"),
         (not 0 <= claim.tolerance < 1, "tolerance is a share between 0 and 1"),
