@@ -99,7 +99,7 @@ def _call(arguments: argparse.Namespace) -> None:
 
 
 def _selftest(cores: list[int]) -> None:
-    from kit.client.selftest import selftest
+    from kit.client.probe import selftest
 
     sys.stdout.buffer.write(msgspec.json.encode(selftest(cores)) + b"\n")
 

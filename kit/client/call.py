@@ -1,13 +1,12 @@
 """One plain HTTP request, made from beside the server. Knows nothing of what the routes mean."""
 
-import base64
 import http.client
 
 import msgspec
 
 
 class CallResult(msgspec.Struct, frozen=True):
-    """`status` 0: nothing answered, and the body says why. `body` is base64, since a reply may hold any bytes."""
+    """`status` 0: nothing answered, and the body says why. `body` is text; what is no UTF-8 in it is replaced."""
 
     status: int
     body: str
@@ -20,12 +19,9 @@ def call(method: str, path: str, body: bytes, host: str, port: int, timeout_s: f
     try:
         connection.request(method, path, body or None, headers)
         response = connection.getresponse()
-        return CallResult(response.status, _text(response.read()))
+        return CallResult(response.status, response.read().decode(errors="replace"))
     except (OSError, http.client.HTTPException) as error:
-        return CallResult(0, _text(f"{type(error).__name__}: {error}".encode()))
+        return CallResult(0, f"{type(error).__name__}: {error}")
     finally:
         connection.close()
 
-
-def _text(content: bytes) -> str:
-    return base64.b64encode(content).decode()
