@@ -1,0 +1,189 @@
+"""The order of events, end to end against a fake server with true processes; resuming after every kind of end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kit import measurements, run
+from kit.errors import RunFailed, ServerFailed, UnusableInput
+from kit.scenario import Arm, Limits
+from tests import pipeline
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pipeline.Quiet]:
+    home = tmp_path_factory.mktemp("finished")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        free = int(s.getsockname()[1])
+    quiet = pipeline.Quiet()
+    return run.run(pipeline.setup(pipeline.scenario(free), home / "results", home / "state"), quiet), quiet
+
+
+def test_a_run_leaves_what_the_design_names(finished: tuple[Path, pipeline.Quiet]) -> None:
+    folder, quiet = finished
+    assert quiet.expected == len(quiet.trials) == 3 * 2 * 2
+    for place in ("run.json", "complete", "workloads/ids-s1.jsonl", "sitting-1/sitting.json"):
+        assert (folder / place).is_file(), place
+    legs = sorted(p.name for p in (folder / "sitting-1").iterdir() if p.is_dir())
+    assert legs == ["b1-1-plain", "b1-2-eagle3", "b1-3-plain"]
+    for leg in legs:
+        for name in ("server.log", "server.json", "server_info.json"):
+            assert (folder / "sitting-1" / leg / name).stat().st_size > 0
+
+
+def test_the_records_are_whole(finished: tuple[Path, pipeline.Quiet]) -> None:
+    m = measurements.read(finished[0])
+    assert len(m.trials) == 12
+    assert not m.incomplete
+    for trial in m.trials:
+        assert trial.record.void is None
+        assert trial.record.flush.status == 200
+        assert len(trial.requests) == trial.record.requests
+        for request in trial.requests:
+            assert request.error is None
+            assert not request.warmup
+            assert sum(tokens for _, tokens in request.chunks) == request.completion_tokens == pipeline.OUTPUT_LEN
+
+
+def test_both_arms_replayed_the_same_bytes(finished: tuple[Path, pipeline.Quiet]) -> None:
+    m = measurements.read(finished[0])
+    for seed in (1, 2):
+        assert len({t.record.workload_sha256 for t in m.trials if t.record.seed == seed}) == 1
+
+
+def test_the_server_was_read_twice_over(finished: tuple[Path, pipeline.Quiet]) -> None:
+    m = measurements.read(finished[0])
+    by_arm = {record.arm: record.facts for _, record in m.servers}
+    assert by_arm["plain"].pool_tokens == 24094
+    assert by_arm["eagle3"].pool_tokens == 9951
+    assert by_arm["eagle3"].max_running_requests == 48
+    assert by_arm["eagle3"].cap_warning
+    assert all(not facts.mismatches for facts in by_arm.values())
+
+
+def test_results_name_no_folder_of_this_machine(finished: tuple[Path, pipeline.Quiet]) -> None:
+    for path in finished[0].rglob("*"):
+        if path.is_file():
+            assert str(ROOT) not in path.read_text(errors="replace"), path.name
+
+
+def test_the_same_command_on_a_finished_run_starts_a_new_one(tmp_path: Path, port: int) -> None:
+    small = pipeline.scenario(port)
+    small = msgspec.structs.replace(
+        small, arms={"plain": Arm()}, sweep=msgspec.structs.replace(small.sweep, seeds=[1], concurrency=[1])
+    )
+    first = run.run(pipeline.setup(small, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    time.sleep(1)  # folders are named by the second
+    second = run.run(pipeline.setup(small, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    assert first != second
+
+
+def test_kill_9_of_the_runner_costs_the_trial_under_way_and_nothing_else(tmp_path: Path, port: int) -> None:
+    results, state = tmp_path / "results", tmp_path / "state"
+    command = [sys.executable, "-m", "tests.pipeline", str(results), str(state), str(port)]
+    runner = subprocess.Popen(command, cwd=ROOT)
+    wait_for(lambda: list(results.glob("*/*/sitting-1/b1-2-eagle3/*/requests.jsonl")))
+    runner.send_signal(signal.SIGKILL)
+    runner.wait()
+    before = {p: p.stat().st_mtime_ns for p in results.glob("*/*/sitting-1/*/*/complete")}
+    assert before
+    quiet = pipeline.Quiet()
+    folder = run.run(pipeline.setup(pipeline.scenario(port), results, state), quiet)
+    after = {p: p.stat().st_mtime_ns for p in folder.glob("sitting-1/*/*/complete")}
+    assert len(after) == 12
+    assert {p: t for p, t in after.items() if p in before} == before
+    assert len(quiet.trials) == 12 - len(before)
+    assert len(list(results.glob("pipeline/*/run.json"))) == 1
+    assert not servers_left(port)
+
+
+def test_sigterm_ends_the_server_too(tmp_path: Path, port: int) -> None:
+    command = [sys.executable, "-m", "tests.pipeline", str(tmp_path / "results"), str(tmp_path / "state"), str(port)]
+    runner = subprocess.Popen(command, cwd=ROOT)
+    wait_for(lambda: list((tmp_path / "results").glob("*/*/sitting-1/*/*/requests.jsonl")))
+    runner.terminate()
+    runner.wait()
+    wait_for(lambda: not servers_left(port))
+
+
+def test_a_port_in_use_is_one_line_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        with pytest.raises(UnusableInput, match=f"port {port}"):
+            run.run(pipeline.setup(pipeline.scenario(port), tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    assert not list((tmp_path / "results").rglob("server.log"))
+
+
+def test_a_server_that_does_not_start_says_why_and_leaves_the_earlier_arm(tmp_path: Path, port: int) -> None:
+    wanted = pipeline.scenario(port)
+    broken = Arm(draft=True, flags={"speculative-algorithm": "EAGLE3"}, env={"FAKE_FAIL": "pool_too_small"})
+    wanted = msgspec.structs.replace(wanted, arms={"plain": Arm(), "eagle3": broken})
+    with pytest.raises(ServerFailed, match="mem-fraction-static") as caught:
+        run.run(pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    assert caught.value.kind == "pool_too_small"
+    (folder,) = (tmp_path / "results").glob("pipeline/*")
+    assert len(measurements.read(folder).trials) == 4
+
+
+def test_a_server_that_dies_in_a_trial_ends_the_run_and_keeps_what_was_measured(tmp_path: Path, port: int) -> None:
+    wanted = pipeline.scenario(port)
+    dying = Arm(env={"FAKE_FAIL": "exit_after_requests:14"})
+    wanted = msgspec.structs.replace(wanted, arms={"plain": dying}, limits=Limits(silence_timeout_s=5))
+    with pytest.raises(RunFailed):
+        run.run(pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    (folder,) = (tmp_path / "results").glob("pipeline/*")
+    m = measurements.read(folder)
+    assert m.trials
+    assert m.incomplete
+
+
+def test_a_changed_workload_is_refused_on_resume(tmp_path: Path, port: int) -> None:
+    wanted = pipeline.scenario(port)
+    broken = msgspec.structs.replace(wanted, arms={"plain": Arm(env={"FAKE_FAIL": "exit_after_requests:10"})})
+    with pytest.raises(RunFailed):
+        run.run(pipeline.setup(broken, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    (path,) = (tmp_path / "results").glob("pipeline/*/workloads/ids-s1.jsonl")
+    path.write_bytes(path.read_bytes().replace(b"1000", b"1001", 1))
+    with pytest.raises(UnusableInput, match="ids-s1.jsonl: changed since it was frozen"):
+        run.run(pipeline.setup(broken, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+
+
+def wait_for(found: object, limit_s: float = 60) -> None:
+    assert callable(found)
+    end = time.monotonic() + limit_s
+    while not found():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def servers_left(port: int) -> list[str]:
+    """Command lines of processes that still serve the port."""
+    left = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if f"--port {port}" in command or "kit.client drive" in command:
+                left.append(command)
+    return left
