@@ -1,6 +1,7 @@
 """Runs one function of kit.gpu or kit.gpu_guard in this process and prints what it answered as one line of JSON."""
 
 import os
+import select
 import sys
 import time
 from pathlib import Path
@@ -38,8 +39,9 @@ def hold(
 
 
 def sample(path: str, seconds: str, cards: str = "0", avoid: str = "") -> None:
+    """Samples for some seconds, or until stdin says a line."""
     with gpu.Sampler(numbers(cards), Path(path), numbers(avoid)) as sampler:
-        time.sleep(float(seconds))
+        select.select([sys.stdin], [], [], float(seconds))
     say({"samples": sampler.samples, "errors": sampler.errors})
 
 

@@ -51,8 +51,10 @@ class Standin:
     def ask(self, *command: str) -> Any:
         """Runs one command to its end and returns what it answered."""
         process = self.start(*command)
-        out, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, out
+        assert process.stdin is not None and process.stdout is not None
+        out = process.stdout.read()  # stdin stays open: a closed one is a word to stop
+        assert process.wait() == 0, out
+        process.communicate()
         return json.loads(out)
 
     def hold(self, *arguments: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":

@@ -202,7 +202,7 @@ def test_a_gb10_without_memory_is_sampled(standin: Standin, tmp_path: Path) -> N
 @pytest.mark.parametrize(("code", "text"), [(15, "GPU is lost"), (999, "Unknown Error")])
 def test_a_lost_card_is_an_error_sample_and_comes_back(standin: Standin, tmp_path: Path, code: int, text: str) -> None:
     path = tmp_path / "gpu.jsonl"
-    process = standin.start("sample", str(path), "8")
+    process = standin.start("sample", str(path), "60")
 
     def written() -> list[dict[str, Any]]:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -213,7 +213,7 @@ def test_a_lost_card_is_an_error_sample_and_comes_back(standin: Standin, tmp_pat
     wait_until(lambda: written()[-1]["error"] == text, "an error sample")
     standin.set(card0_fail=0)
     wait_until(lambda: written()[-1]["error"] is None, "a sample after the card came back")
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate("\n", timeout=60)
     assert json.loads(out)["errors"] == [f"card 0: {text}"]
 
 
@@ -221,7 +221,8 @@ def test_the_sampler_keeps_off_the_cores_of_the_client(standin: Standin, tmp_pat
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("one core: nowhere else to go")
-    process = standin.start("sample", str(tmp_path / "gpu.jsonl"), "5", "0", str(cores[0]))
+    process = standin.start("sample", str(tmp_path / "gpu.jsonl"), "60", "0", str(cores[0]))
     wait_until((tmp_path / "gpu.jsonl").exists, "the sampler's thread")
     pins = {task: os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{process.pid}/task").iterdir()}
+    process.communicate("\n", timeout=60)
     assert sorted(map(sorted, pins.values())) == sorted([cores[1:], cores])
