@@ -7,6 +7,10 @@
         <leg>/server.json server.log server_info.json          (a restart within a leg adds server-2.json and so on)
           <trial>/trial.json requests.jsonl gpu.jsonl complete
 
+A `complete` marker is written last and holds the sha256 of what it seals, one `hash  name` a line: a trial's marker its
+records, the run's marker everything else and the trials' markers. A published folder may hold a .jsonl or .log file
+packed as .gz; hashes are always those of the unpacked bytes.
+
 Times within a trial are seconds since the trial's zero on the client's monotonic clock; `zero_monotonic_s` places it
 on the machine's CLOCK_MONOTONIC, which client, sampler and runner share. Missing is null, never 0 or 1.
 
@@ -14,7 +18,10 @@ Format history
   1  first
 """
 
+import gzip
+import hashlib
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -25,6 +32,8 @@ from kit.errors import UnusableInput
 
 FORMAT = 1
 COMPLETE = "complete"
+PACKED = ".gz"
+RECORDS = (".json", ".jsonl", ".log")
 R = TypeVar("R")
 
 
@@ -331,7 +340,10 @@ class WorkloadRecord(Record, frozen=True, kw_only=True):
 
 
 class RunRecord(Record, frozen=True, kw_only=True):
-    """The run's head: what was asked for, by which kit, with which image. `scenario` is the resolved scenario."""
+    """The run's head: what was asked for, by which kit, with which image. `scenario` is the resolved scenario.
+
+    `looks_planned` is how often `--until-decided` may look at most, fixed before the first look.
+    """
 
     format: int
     kit_version: str
@@ -343,6 +355,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     image: dict[str, str] = {}
     unpinned: bool = False
     blocks: list[dict[str, Any]] = []
+    looks_planned: int = 1
     workloads: list[WorkloadRecord] = []
     like: str | None = None
 
@@ -396,7 +409,7 @@ def read_trial(folder: Path, sitting: int) -> TrialData:
     return TrialData(
         read_record(folder / "trial.json", TrialRecord),
         [r for r in read_lines(folder / "requests.jsonl", RequestRecord) if not r.warmup],
-        list(read_lines(gpu, GpuSample)) if gpu.exists() else [],
+        list(read_lines(gpu, GpuSample)) if gpu.exists() or packed(gpu).exists() else [],
         sitting,
     )
 
@@ -415,7 +428,7 @@ def read_lines(path: Path, kind: type[R]) -> Iterator[R]:
     """Records of a .jsonl file; raises UnusableInput that names file and line."""
     decoder = msgspec.json.Decoder(kind)
     try:
-        data = path.read_bytes()
+        data = content(path)
     except FileNotFoundError:
         raise UnusableInput(f"{_name(path)}: missing from a trial that is marked complete") from None
     for number, line in enumerate(data.splitlines(), 1):
@@ -423,6 +436,61 @@ def read_lines(path: Path, kind: type[R]) -> Iterator[R]:
             yield decoder.decode(line)
         except msgspec.MsgspecError as error:
             raise UnusableInput(f"{_name(path)}:{number}: damaged: {error}") from None
+
+
+def packed(path: Path) -> Path:
+    """Where a record file lies when it is packed."""
+    return path.with_name(path.name + PACKED)
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a record file, unpacked when only its .gz is there. Raises FileNotFoundError or UnusableInput."""
+    if path.exists() or not packed(path).exists():
+        return path.read_bytes()
+    try:
+        return gzip.decompress(packed(path).read_bytes())
+    except (EOFError, OSError, zlib.error) as error:
+        raise UnusableInput(f"{_name(packed(path))}: damaged: {error}") from None
+
+
+def seal(folder: Path) -> None:
+    """Marks a trial's or a run's folder complete; the marker holds the hashes of what is in it."""
+    lines = [f"{hashlib.sha256(content(folder / name)).hexdigest()}  {name}\n" for name in _sealable(folder)]
+    write_whole(folder / COMPLETE, "".join(lines).encode())
+
+
+def damage(folder: Path) -> list[str]:
+    """What no longer is as it was sealed, in words: files of the run and of its trials. Empty: all is whole."""
+    found = []
+    for marker in sorted(folder.rglob(COMPLETE)):
+        for line in marker.read_text().splitlines():
+            digest, _, name = line.partition("  ")
+            path = marker.parent / name
+            try:
+                changed = hashlib.sha256(content(path)).hexdigest() != digest
+            except FileNotFoundError:
+                found.append(f"{path.relative_to(folder)} is missing")
+                continue
+            if changed:
+                found.append(f"{path.relative_to(folder)} was changed after it was written")
+    return found
+
+
+def _sealable(folder: Path) -> list[str]:
+    """Record files below a folder, by their unpacked names; a trial that has its own marker stands for its files."""
+    if not (folder / "run.json").exists():
+        return _records(folder)
+    names = ["run.json", *(f"workloads/{n}" for n in _records(folder / "workloads"))]
+    for place in sorted(folder.glob("sitting-*")):
+        for part in (place, *sorted(p for p in place.iterdir() if p.is_dir())):
+            names += [f"{part.relative_to(folder)}/{n}" for n in _records(part)]
+        names += [str(p.relative_to(folder)) for p in sorted(place.glob(f"*/*/{COMPLETE}"))]
+    return names
+
+
+def _records(folder: Path) -> list[str]:
+    names = {p.name.removesuffix(PACKED) for p in folder.iterdir() if p.is_file()} if folder.is_dir() else set()
+    return sorted(n for n in names if Path(n).suffix in RECORDS and not n.startswith("."))
 
 
 def write_record(path: Path, record: msgspec.Struct) -> None:
