@@ -55,10 +55,14 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A complete A B A: baseline, every other arm, baseline again."""
+    """A complete A B A: baseline, every other arm, baseline again.
+
+    `look` counts the times that a verdict is taken on growing data (`run --until-decided`): 1 for what was planned.
+    """
 
     number: int
     legs: tuple[Leg, ...]
+    look: int = 1
 
 
 def points(scenario: Scenario) -> tuple[Point, ...]:

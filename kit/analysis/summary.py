@@ -1,0 +1,153 @@
+"""The whole analysis of a run as one record of plain data. Pure: the same measurements give the same summary, byte for
+byte. Knows nothing of files, templates or verdicts (`kit.verdict` draws those from it)."""
+
+import msgspec
+
+from kit.analysis import conditions, crossover, metrics, ratios, table, trust
+from kit.analysis.conditions import Condition
+from kit.analysis.crossover import Crossover
+from kit.analysis.ratios import Noise, Ratio
+from kit.analysis.table import Row
+from kit.errors import UnusableInput
+from kit.measurements import Measurements
+from kit.scenario import Scenario, Slo
+
+CROSSOVER_METRICS = ("output_throughput_tok_s", "tpot_p50_ms", "ttft_p99_ms", "gap_longest_p99_ms")
+
+
+class MetricText(msgspec.Struct, frozen=True, kw_only=True):
+    """What a template needs of a metric: how it is called, written and defined."""
+
+    tag: str
+    heading: str
+    unit: str
+    better: str
+    definition: str
+    digits: int
+    judged: bool
+
+
+class ArmCrossover(msgspec.Struct, frozen=True, kw_only=True):
+    """The crossover of one arm on one data set by one metric, and the states it is read from."""
+
+    dataset: str
+    arm: str
+    metric: str
+    states: dict[str, str]
+    found: Crossover
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a run. Lists are in the scenario's order; what is not available is None or absent."""
+
+    scenario: str
+    title: str
+    question: str
+    engine: str
+    baseline: str
+    arms: list[str]
+    datasets: list[str]
+    sources: dict[str, str]
+    seeds: list[int]
+    blocks: int
+    sittings: int
+    trials: int
+    slo: Slo | None
+    rehearsal: list[str]
+    conditions: list[Condition]
+    fit_note: str
+    metrics: list[MetricText]
+    rows: list[Row]
+    noise: list[Noise]
+    ratios: list[Ratio]
+    crossovers: list[ArmCrossover]
+    incomplete: list[str]
+    method: list[str]
+
+
+def summarise(m: Measurements) -> Summary:
+    """The analysis of a run's measurements. Raises UnusableInput when the recorded scenario cannot be read."""
+    scenario = _scenario(m)
+    arms = [scenario.baseline, *(a for a in scenario.arms if a != scenario.baseline)]
+    datasets = list(scenario.datasets)
+    usable = trust.usable(m)
+    compared = ratios.compare(m, scenario.baseline, datasets, arms)
+    said = conditions.conditions(m, scenario, usable)
+    return Summary(
+        scenario=scenario.name,
+        title=scenario.title,
+        question=scenario.question,
+        engine=m.run.engine,
+        baseline=scenario.baseline,
+        arms=arms,
+        datasets=datasets,
+        sources={name: d.source for name, d in scenario.datasets.items()},
+        seeds=sorted({t.record.seed for t in usable}),
+        blocks=len({ratios.start_of(t).abat for t in usable}),
+        sittings=len({t.sitting for t in usable}),
+        trials=len(usable),
+        slo=scenario.slo,
+        rehearsal=conditions.rehearsal(said, scenario),
+        conditions=said,
+        fit_note=conditions.FIT_NOTE,
+        metrics=[_text(x) for x in metrics.METRICS],
+        rows=table.rows(usable, datasets, arms),
+        noise=ratios.noise_floors(m, scenario.baseline),
+        ratios=compared,
+        crossovers=crossovers(compared),
+        incomplete=m.incomplete,
+        method=METHOD,
+    )
+
+
+METHOD = [
+    "Ratios are taken seed by seed on the same frozen workload: the logarithm of spec over the geometric mean of the "
+    "plain runs before and after it (A B A), which cancels a steady drift.",
+    "Intervals add two sources of error: the spread over seeds, and the luck of a server's start, measured by how far "
+    "the first and last plain server differ and, from the second block on, by how far blocks differ. Seeds on one "
+    "server do not sample restarts. The restart spread is squared about zero, so a drift widens it; a part of the run "
+    "noise is in both, which errs on the safe side. Degrees of freedom are Satterthwaite's, and points that move "
+    "together count as fewer.",
+    "A difference is claimed when the whole interval lies beyond 3 %, and 'no gain' when all of it lies below; the "
+    "interval that decides is Holm's over the loads that one verdict uses. Looks taken with --until-decided share the "
+    "5 % (Pocock's spending).",
+    "A P99 has an order-statistic interval and is indicative under 299 requests, where no upper bound exists at 95 %. "
+    "Seeds pool for it; requests of one batch are not independent, so it is somewhat too narrow.",
+]
+
+
+def _scenario(m: Measurements) -> Scenario:
+    try:
+        return msgspec.convert(m.run.scenario, Scenario)
+    except msgspec.ValidationError as error:
+        raise UnusableInput(f"run.json: the recorded scenario cannot be read by this kit: {error}") from None
+
+
+def _text(metric: metrics.Metric) -> MetricText:
+    return MetricText(
+        tag=metric.tag,
+        heading=metric.heading,
+        unit=metric.unit,
+        better=metric.better,
+        definition=metric.definition,
+        digits=metric.digits,
+        judged=metric.judged,
+    )
+
+
+def crossovers(compared: list[Ratio]) -> list[ArmCrossover]:
+    """Closed-loop loads only: a crossover is a number of users."""
+    groups: dict[tuple[str, str, str], dict[int, crossover.State]] = {}
+    for r in compared:
+        if r.metric in CROSSOVER_METRICS and r.point.rate_per_s is None:
+            groups.setdefault((r.dataset, r.arm, r.metric), {})[r.point.concurrency] = r.state
+    return [
+        ArmCrossover(
+            dataset=dataset,
+            arm=arm,
+            metric=metric,
+            states={str(c): state for c, state in sorted(states.items())},
+            found=crossover.crossover(states),
+        )
+        for (dataset, arm, metric), states in groups.items()
+    ]
