@@ -1,0 +1,128 @@
+"""A real daemon, a base image made on the spot, and the kit's image built upon it."""
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from kit import build, image
+from kit.engine import Launch
+from kit.engine.docker import DockerEngine
+from kit.errors import UnusableInput
+from kit.scenario import Image
+from tests.docker import debian
+
+FAKES = debian.ROOT / "tests" / "fakes"
+DEBIAN = "kit-test-debian:1"
+STANDIN = Image(ref="kit-test-sglang:0.5.17", sglang="0.5.17")
+"""The fake SGLang of tests/fakes in a Debian, in the place of the real image."""
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[docker.DockerClient]:
+    """This machine's daemon; skips loudly when there is none."""
+    try:
+        client = docker.from_env()
+    except docker.errors.DockerException:
+        pytest.skip("no Docker daemon answers: start dockerd (CI does) to run the container tests")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def debian_image(daemon: docker.DockerClient) -> str:
+    """A Debian with Python as an image."""
+    if not daemon.images.list(DEBIAN):
+        if not debian.TAR.exists() and (os.getuid() or not shutil.which("debootstrap")):
+            pytest.skip("the base image is made by debootstrap as root, and there is none of it here")
+        repository, _, tag = DEBIAN.partition(":")
+        subprocess.run(["docker", "import", str(debian.base_tar()), f"{repository}:{tag}"], check=True)
+    return DEBIAN
+
+
+@pytest.fixture(scope="session")
+def standin_base(daemon: docker.DockerClient, debian_image: str) -> Image:
+    """A base image that holds the fake SGLang."""
+    recipe = f"""
+        FROM {debian_image}
+        COPY fakes /opt/fakes
+        RUN echo '__version__ = "0.5.17"' >> /opt/fakes/sglang/__init__.py
+        ENV PYTHONPATH=/opt/fakes
+    """
+    daemon.images.build(fileobj=_context(recipe), custom_context=True, tag=STANDIN.ref, rm=True, forcerm=True)
+    return STANDIN
+
+
+@pytest.fixture(scope="session")
+def built(standin_base: Image, tmp_path_factory: pytest.TempPathFactory) -> build.Built:
+    """The kit's image from the shipped Dockerfile with only the base replaced."""
+    record = tmp_path_factory.mktemp("build") / "image.json"
+    try:
+        return build.build(standin_base, record, print, ca=certificates(), allow_unpinned=True)
+    except UnusableInput as error:
+        pytest.skip(f"the image cannot be built here: {error}")
+
+
+@pytest.fixture
+def engine(built: build.Built) -> DockerEngine:
+    return DockerEngine(STANDIN, allow_unpinned=True)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """A fake server to start, with a model folder and a workload."""
+    return make_launch(tmp_path)
+
+
+def make_launch(folder: Path, label: str = "smoke-run-1-b1-1-plain", **env: str) -> Launch:
+    model, workloads = folder / "weights" / "tiny", folder / "workloads"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    workloads.mkdir()
+    lines = (f'{{"index": {i}, "text": "prompt {i}", "output_len": 16, "input_len": 2}}' for i in range(64))
+    (workloads / "w.jsonl").write_text("\n".join(lines) + "\n")
+    return Launch(
+        argv=["-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1", "--port", "30000"],
+        env=env,
+        models=[model],
+        workloads=workloads,
+        log=folder / "server.log",
+        port=30000,
+        label=label,
+    )
+
+
+def certificates() -> Path | None:
+    """Certificates that this machine's way to the package registry needs beside the usual ones."""
+    name = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
+    return Path(name) if name and Path(name).is_file() else None
+
+
+def left_over(daemon: docker.DockerClient) -> list[str]:
+    """Everything on the daemon that carries the kit's label."""
+    mark = {"label": f"{image.KIT}.owner"}
+    things = [*daemon.containers.list(all=True, filters=mark), *daemon.networks.list(filters=mark)]
+    return [thing.name for thing in [*things, *daemon.volumes.list(filters=mark)]]
+
+
+def _context(recipe: str) -> io.BytesIO:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        tar.add(FAKES, "fakes", filter=_plain)
+        data = "\n".join(line.strip() for line in recipe.strip().splitlines()).encode()
+        entry = tarfile.TarInfo("Dockerfile")
+        entry.size = len(data)
+        tar.addfile(entry, io.BytesIO(data))
+    out.seek(0)
+    return out
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    entry.mtime = 0
+    return None if "__pycache__" in entry.name else entry
