@@ -72,6 +72,15 @@ def test_case_69_kill_9_of_the_guard_then_unlock_resets(standin: Standin) -> Non
     assert standin.ask("stale", str(standin.state)) == []
 
 
+def test_a_killed_guard_that_its_run_has_not_noticed_is_dead(standin: Standin) -> None:
+    process, _ = standin.hold("required")
+    os.kill(standin.marker()["guard_pid"], signal.SIGKILL)
+    wait_for_stale(standin)
+    assert standin.locked() == 0
+    process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+
+
 def wait_for_stale(standin: Standin) -> list[str]:
     lines: list[str] = []
 
