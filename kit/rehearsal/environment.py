@@ -74,7 +74,7 @@ def ensure_environment(cache: Path, progress: Progress) -> CpuServer:
     if (root / MARKER).exists() and models.exists():
         return server
     cache.mkdir(parents=True, exist_ok=True)
-    with _only_one(root.with_suffix(".lock"), progress):
+    with _only_one(cache / f"{root.name}.lock", progress):
         if not (root / MARKER).exists():
             _make(root, server, progress)
         if not models.exists():
@@ -103,8 +103,9 @@ def _server_env(root: Path) -> dict[str, str]:
 
 @contextmanager
 def _only_one(lock: Path, progress: Progress) -> Iterator[None]:
-    """Hold the lock file; the kernel gives it back whatever happens to this process."""
+    """Hold the lock file until this process and what it started have ended, however they end."""
     with lock.open("w") as held:
+        os.set_inheritable(held.fileno(), True)  # pip outlives a killed run: the next one has to wait for it
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -179,7 +180,8 @@ def _step(progress: Progress, number: int, what: str, command: list[str], env: d
     """Run one command to its end, saying what it does and how long it took; its last line goes into the error."""
     progress(f"CPU server {number}/5: {what} …")
     started = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_clean_env() | (env or {}))
+    environment = _clean_env() | (env or {})
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, close_fds=False)
     if done.returncode != 0:
         said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         reason = next((line for line in said if line.startswith("ERROR")), said[-1] if said else "no output")

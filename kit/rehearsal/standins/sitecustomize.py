@@ -1,7 +1,7 @@
-"""Runs when the rehearsal server's Python starts and mends two modules as they are imported; imports nothing heavy itself.
+"""Runs when the rehearsal server's Python starts and mends two modules as they are imported; imports nothing heavy.
 
-`torchvision._meta_registrations` describes two operators whose C++ half is missing when torchvision's wheel was built for
-another torch; they are declared first. `sglang.srt.arg_groups.overrides` swaps the intel_amx attention backend for
+`torchvision._meta_registrations` describes two operators whose C++ half is missing when torchvision's wheel was built
+for another torch; they are declared first. `sglang.srt.arg_groups.overrides` swaps the intel_amx attention backend for
 torch_native on a CPU without AMX; it is kept, since SGLang's CPU speculation exists only there and `sgl_kernel` (the
 stand-in beside this file) serves it. All arms get it, so that they differ in speculation alone.
 """

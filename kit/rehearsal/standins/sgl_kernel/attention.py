@@ -14,8 +14,8 @@ EXTEND_SCHEMA = (
     "Tensor? sinks, Tensor? tree_mask, bool is_causal) -> ()"
 )
 DECODE_SCHEMA = (
-    "decode_attention_cpu(Tensor q, Tensor(a!) k_pool, Tensor(b!) v_pool, float k_scale, float v_scale, Tensor(c!) out, "
-    "Tensor? k, Tensor? v, Tensor slots, Tensor scratch, Tensor req_to_token, Tensor req_rows, Tensor seq_lens, "
+    "decode_attention_cpu(Tensor q, Tensor(a!) k_pool, Tensor(b!) v_pool, float k_scale, float v_scale, Tensor(c!) "
+    "out, Tensor? k, Tensor? v, Tensor slots, Tensor scratch, Tensor req_to_token, Tensor req_rows, Tensor seq_lens, "
     "float scaling, float logit_cap, bool is_cross, int window, Tensor? encoder_lens, Tensor? sinks) -> ()"
 )
 
@@ -117,7 +117,7 @@ def _refuse(
 ) -> None:
     if (k_scale, v_scale) != (1.0, 1.0) or logit_cap > 0 or is_cross or window > 0 or sinks is not None:
         raise NotImplementedError(
-            "kit/rehearsal stands in for plain attention only: no scaled pool, soft cap, cross attention, window or sinks"
+            "kit/rehearsal stands in for plain attention: no scaled pool, soft cap, cross attention, window or sinks"
         )
 
 
