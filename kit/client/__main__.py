@@ -10,6 +10,7 @@ Exit 0 also when requests failed (failures are records), 2 for a job that cannot
 import argparse
 import asyncio
 import os
+import resource
 import signal
 import sys
 
@@ -67,6 +68,7 @@ def _drive(text: bytes) -> None:
     if job.requests < 1 or (not job.concurrency and job.rate_per_s is None):
         raise UnusableInput("drive job on stdin: requests must be at least 1, and concurrency 0 needs rate_per_s")
     pin(job.cores)
+    _allow_connections()
     signals: list[str] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: signals.append(f"ended by {signal.Signals(got).name}"))
@@ -76,7 +78,7 @@ def _drive(text: bytes) -> None:
         return "nobody reads the client's output" if writer.reader_gone() else next(iter(signals), None)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(drive(job, writer.write, stopped))
+        runner.run(drive(job, writer, stopped))
     writer.close()
 
 
@@ -88,6 +90,12 @@ def pin(cores: list[int]) -> None:
         os.sched_setaffinity(0, cores)
     except OSError as error:
         raise UnusableInput(f"cores {cores}: {error.strerror}; this machine has {os.cpu_count()}") from None
+
+
+def _allow_connections() -> None:
+    """Each user holds a socket; the usual soft limit of 1,024 files is below what the hard one allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _call(arguments: argparse.Namespace) -> None:

@@ -24,4 +24,3 @@ def call(method: str, path: str, body: bytes, host: str, port: int, timeout_s: f
         return CallResult(0, f"{type(error).__name__}: {error}")
     finally:
         connection.close()
-

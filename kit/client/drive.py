@@ -15,6 +15,7 @@ import msgspec
 
 from kit.client.connection import Connection, Exchange, connect
 from kit.client.job import DriveJob
+from kit.client.output import LineWriter
 from kit.client.prepare import arrivals, prepare
 from kit.client.record import request_record
 from kit.client.stream import STREAMS
@@ -29,21 +30,21 @@ OPEN_LOOP_CONNECTIONS = 256
 DONE_GRACE_S = 1.0
 
 
-async def drive(job: DriveJob, write: Callable[[bytes], None], stopped: Callable[[], str | None]) -> None:
+async def drive(job: DriveJob, writer: LineWriter, stopped: Callable[[], str | None]) -> None:
     """Writes one line for each request as it ends, then one DriveEnd. `stopped` says why to give up, or None.
 
     Raises UnusableInput for a job or workload that cannot be used, before anything is sent.
     """
-    await _Drive(job, prepare(job), write, stopped).run()
+    await _Drive(job, prepare(job), writer, stopped).run()
 
 
 class _Drive:
     def __init__(
-        self, job: DriveJob, payloads: list[bytes], write: Callable[[bytes], None], stopped: Callable[[], str | None]
+        self, job: DriveJob, payloads: list[bytes], writer: LineWriter, stopped: Callable[[], str | None]
     ) -> None:
         self._job = job
         self._payloads = payloads
-        self._write = write
+        self._writer = writer
         self._stopped = stopped
         self._stream = STREAMS[job.dialect]
         self._encode = msgspec.json.Encoder().encode
@@ -164,9 +165,11 @@ class _Drive:
             connection = await self._connect()
         except OSError as error:
             exchange.fail("connect", str(error) or f"no connection within {CONNECT_TIMEOUT_S:g} s")
-            self._close_exchange(exchange)
-            return
-        self._send(connection, exchange)
+            return self._close_exchange(exchange)
+        except asyncio.CancelledError:
+            exchange.fail("aborted", self._aborted or "")
+            return self._close_exchange(exchange)
+        return self._send(connection, exchange)
 
     # ---- ends of exchanges
 
@@ -183,12 +186,12 @@ class _Drive:
         self._ask_turn()
 
     def _record(self, exchange: Exchange) -> None:
-        self._watch.count(exchange)
         self._line(request_record(exchange, self._zero_s, self._job.phase == "warmup"))
+        self._watch.count(exchange)
         self._recorded += 1
 
     def _line(self, line: ClientLine) -> None:
-        self._write(self._encode(line))
+        self._writer.write(self._encode(line))
 
     # ---- the rules
 
@@ -202,6 +205,7 @@ class _Drive:
             if reason:
                 self._abort(reason)
             self._give_up_late(time.monotonic())
+            self._writer.flush()
 
     def _give_up_late(self, now: float) -> None:
         for connection, exchange in list(self._live.items()):

@@ -9,15 +9,18 @@ import queue
 import select
 import threading
 
-_BATCH = 256
-
 
 class LineWriter:
-    """Lines in, in order, without ever waiting; `broken` is set when nobody reads any more."""
+    """Lines in, in order, without ever waiting; `broken` is set when nobody reads any more.
+
+    `flush` hands over all lines since the last one: the thread is woken a few times a second, not for every line,
+    since each time it runs it takes the interpreter from the loop for a moment.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._waiting: list[bytes] = []
+        self._batches: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._drain, name="lines", daemon=True)
         self._poll = select.poll()
         self._poll.register(fd, 0)
@@ -25,8 +28,14 @@ class LineWriter:
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Queues one line (its line feed is added)."""
-        self._lines.put(line)
+        """Takes one line (its line feed is added)."""
+        self._waiting.append(line)
+
+    def flush(self) -> None:
+        """Gives what was taken to the thread."""
+        if self._waiting:
+            self._batches.put(self._waiting)
+            self._waiting = []
 
     def reader_gone(self) -> bool:
         """Whether the other end of the pipe is closed; asks the kernel, writes nothing."""
@@ -36,26 +45,13 @@ class LineWriter:
 
     def close(self) -> None:
         """Waits until every line is written, or the reader is gone."""
-        self._lines.put(None)
+        self.flush()
+        self._batches.put(None)
         self._thread.join()
 
     def _drain(self) -> None:
-        while (lines := self._batch()) is not None:
-            if not self.broken:
-                self._write_all(memoryview(b"".join(lines)))
-
-    def _batch(self) -> list[bytes] | None:
-        line = self._lines.get()
-        if line is None:
-            return None
-        lines = [line, b"\n"]
-        while len(lines) < 2 * _BATCH and not self._lines.empty():
-            line = self._lines.get()
-            if line is None:
-                self._lines.put(None)
-                break
-            lines += (line, b"\n")
-        return lines
+        while (lines := self._batches.get()) is not None:
+            self._write_all(memoryview(b"\n".join([*lines, b""])))
 
     def _write_all(self, data: memoryview) -> None:
         while data and not self.broken:

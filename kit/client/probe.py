@@ -87,7 +87,7 @@ def run_level(rate_per_s: float, client_cores: list[int], echo_core: int) -> Lev
         workload.write_bytes(_workload(max(int(LEVEL_S * rate_per_s / REQUESTS), 2)))
         records = _driven(job)
         log = msgspec.json.decode(echo.communicate()[0], type=list[EchoLog])
-    return _judged(rate_per_s, records, {int(entry.prompt): entry for entry in log})
+    return judged(rate_per_s, records, {int(entry.prompt): entry for entry in log})
 
 
 def _workload(tokens: int) -> bytes:
@@ -118,7 +118,8 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-def _judged(rate_per_s: float, records: list[RequestRecord], log: dict[int, EchoLog]) -> Level:
+def judged(rate_per_s: float, records: list[RequestRecord], log: dict[int, EchoLog]) -> Level:
+    """Holds the client's records against the echo's log, by request."""
     ttft_errors_s, gap_errors_s = [], []
     for record in records:
         truth = log[record.index].sent_s
@@ -128,7 +129,7 @@ def _judged(rate_per_s: float, records: list[RequestRecord], log: dict[int, Echo
         gap_errors_s += [abs((seen[n] - seen[n - 1]) - (truth[n] - truth[n - 1])) for n in range(1, len(truth))]
     sent = sorted(at for entry in log.values() for at in entry.sent_s)
     inner = sent[len(sent) // 5 : -len(sent) // 5]  # the ramps at both ends are not the rate
-    return Level(rate_per_s, len(inner) / (inner[-1] - inner[0]), _p99(ttft_errors_s), _p99(gap_errors_s))
+    return Level(rate_per_s, (len(inner) - 1) / (inner[-1] - inner[0]), _p99(ttft_errors_s), _p99(gap_errors_s))
 
 
 def _p99(values: list[float]) -> float:
