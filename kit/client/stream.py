@@ -140,7 +140,7 @@ class _Meta(msgspec.Struct):
 
 class _GenerateFrame(msgspec.Struct):
     text: str = ""
-    output_ids: list[int] | None = None
+    output_ids: msgspec.Raw = msgspec.Raw(b"null")
     meta_info: _Meta = msgspec.field(default_factory=_Meta)
     error: Any = None
 
@@ -164,7 +164,7 @@ class GenerateStream(EventStream):
         self._first: bytes | None = None
         self._last: bytes | None = None
         self._incremental: bool | None = None
-        self._ids: list[int] = []
+        self._ids: list[bytes] = []
         self._texts: list[str] = []
 
     def frame(self, line: bytes, at: float) -> None:
@@ -213,8 +213,8 @@ class GenerateStream(EventStream):
                 return
             if count == seen:
                 return
-            ids = _decoded(_generate_frame, line).output_ids
-            self._incremental = ids is not None and len(ids) < count
+            ids = _ids_text(_decoded(_generate_frame, line).output_ids)
+            self._incremental = ids is not None and ids.count(b",") + bool(ids) < count
             if not self._incremental:
                 self._first = None
                 return
@@ -224,13 +224,13 @@ class GenerateStream(EventStream):
     def _keep(self, line: bytes | None) -> None:
         if line is not None:
             frame = _decoded(_generate_frame, line)
-            self._ids += frame.output_ids or []
+            self._ids += [ids] if (ids := _ids_text(frame.output_ids)) else []
             self._texts.append(frame.text)
 
     def _digest(self, last: _GenerateFrame) -> str:
         if self._incremental:
-            return digest(self._ids, "".join(self._texts))
-        return digest(last.output_ids, last.text)
+            return _digest(b",".join(self._ids), "".join(self._texts))
+        return _digest(_ids_text(last.output_ids), last.text)
 
     def _uncounted_frame(self, line: bytes) -> None:
         frame = _decoded(_generate_frame, line)
@@ -350,10 +350,15 @@ class ChatStream(EventStream):
 STREAMS: dict[str, type[EventStream]] = {"generate": GenerateStream, "openai-chat": ChatStream}
 
 
-def digest(ids: list[int] | None, text: str) -> str:
+def _digest(ids: bytes | None, text: str) -> str:
     """sha256 over the output ids when the server gives them, else over the text: equal outputs, equal digest."""
-    content = ",".join(map(str, ids)) if ids else text
-    return hashlib.sha256(content.encode()).hexdigest()
+    return hashlib.sha256(ids or text.encode()).hexdigest()
+
+
+def _ids_text(raw: msgspec.Raw) -> bytes | None:
+    """Ids as JSON writes them, between the brackets and without blanks; thousands of them need no objects."""
+    text = bytes(raw).replace(b" ", b"")
+    return None if text == b"null" else text[1:-1]
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
