@@ -1,0 +1,111 @@
+import xml.etree.ElementTree as ET
+
+import msgspec
+import pytest
+
+from kit import figures
+from kit.analysis.summary import summarise
+from kit.measurements import GpuFacts, GpuSample, LockRecord, Measurements, TrialData
+from tests.synthetic import ArmTruth, Truth, build, edited
+
+CROSSING = Truth(
+    arms={
+        "plain": ArmTruth(),
+        "eagle3": ArmTruth(speed=lambda c: 1.5 if c <= 8 else 0.7, accept_length=2.7, draft=True, pool_tokens=9_951),
+    },
+    concurrency=(1, 4, 8, 32),
+    noise=0.005,
+)
+
+
+def charts_of(m: Measurements) -> dict[str, figures.Chart]:
+    return {c.file: c for c in figures.draw(summarise(m), m)}
+
+
+def with_card(m: Measurements, lock: LockRecord) -> Measurements:
+    def sampled(trial: TrialData) -> TrialData:
+        start = trial.record.zero_monotonic_s
+        gpu = [
+            GpuSample(monotonic_s=start + n / 2, index=0, sm_clock_mhz=900, power_w=60.0, utilisation=1.0)
+            for n in range(20)
+        ]
+        return msgspec.structs.replace(trial, gpu=gpu)
+
+    sittings = [msgspec.structs.replace(s, lock=lock, gpus=[GpuFacts(index=0, power_limit_w=72.0)]) for s in m.sittings]
+    return msgspec.structs.replace(edited(m, sampled), sittings=sittings)
+
+
+def test_a_run_gets_its_charts_and_each_is_svg() -> None:
+    found = charts_of(build(CROSSING))
+    assert list(found) == [
+        "charts/pools.svg",
+        "charts/output-own.svg",
+        "charts/ttft-own.svg",
+        "charts/tpot-own.svg",
+        "charts/gaps-own.svg",
+    ]
+    for chart in found.values():
+        assert ET.fromstring(chart.svg).tag.endswith("svg")
+        assert not set('&<>"') & set(chart.title), "a title stands in an alt text as it is"
+
+
+def test_the_crossover_is_said_and_shaded() -> None:
+    m = build(CROSSING)
+    chart = charts_of(m)["charts/output-own.svg"]
+    assert chart.title == "eagle3 has more output up to 8 users and not from 32 on"
+    assert "#f0e6c8" in chart.svg
+
+
+def test_a_gain_everywhere_shades_nothing() -> None:
+    chart = charts_of(build(Truth(noise=0.005)))["charts/output-own.svg"]
+    assert chart.title == "eagle3 has more output at every tested load, up to 32 users"
+    assert "#f0e6c8" not in chart.svg
+
+
+def test_the_pool_chart_says_what_the_draft_took() -> None:
+    title = charts_of(build(CROSSING))["charts/pools.svg"].title
+    assert title.startswith("eagle3 has 59 % less pool than plain: 15 requests of 640 tokens fit instead of 37")
+
+
+def test_the_gaps_are_those_of_the_load_where_the_gain_ends() -> None:
+    assert "at 32 users" in charts_of(build(CROSSING))["charts/gaps-own.svg"].title
+
+
+def test_a_rehearsal_says_so_on_every_chart() -> None:
+    m = build(msgspec.structs.replace(CROSSING, load_format="dummy"))
+    for chart in charts_of(m).values():
+        assert "Rehearsal, no measurement of a model: " in chart.svg
+        assert "the weights are random" in chart.svg
+
+
+def test_a_real_run_has_no_such_words() -> None:
+    assert all("Rehearsal" not in c.svg for c in charts_of(build(CROSSING)).values())
+
+
+@pytest.mark.parametrize(
+    ("lock", "said"),
+    [
+        (
+            LockRecord(asked="required", asked_mhz=900, set_mhz=900, state="locked"),
+            "locked at 900 MHz and held in 100.0 %",
+        ),
+        (LockRecord(), "not locked: 900 to 900 MHz under load"),
+    ],
+)
+def test_the_card_is_drawn_where_it_was_sampled(lock: LockRecord, said: str) -> None:
+    assert said in charts_of(with_card(build(CROSSING), lock))["charts/card.svg"].title
+
+
+def test_without_trials_only_the_pools_are_left() -> None:
+    m = build(CROSSING)
+    assert list(charts_of(edited(m, lambda _: None))) == ["charts/pools.svg"]
+
+
+def test_one_arm_alone_is_drawn_without_a_comparison() -> None:
+    title = charts_of(build(Truth(arms={"plain": ArmTruth()})))["charts/output-own.svg"].title
+    assert title == "No arm to compare with: values only"
+
+
+def test_the_same_records_give_the_same_charts() -> None:
+    m = build(CROSSING)
+    assert figures.draw(summarise(m), m) == figures.draw(summarise(m), m)
