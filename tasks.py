@@ -105,7 +105,7 @@ def run(
     choices = setup.Choices(engine=engine, no_lock=no_lock, allow_unpinned=allow_unpinned)
     with Terminal() as terminal:
         folder = running.run(setup.put_together(chosen, setup.folders(ROOT), choices, terminal.say), terminal)
-    print(report.write(folder, ROOT / "templates"))
+    print(report.write(folder, ROOT / "templates", ROOT / "reports"))
 
 
 @task(name="report", help={"run": "a run's folder or a published one; default: the newest run below results/"})
@@ -114,7 +114,7 @@ def report_(c: Context, run: str = "") -> None:
     """Write the report of a run again from its records, and print its path. Needs no server, Docker or GPU."""
     from kit import report
 
-    print(report.write(report.find(run, ROOT / "results"), ROOT / "templates"))
+    print(report.write(report.find(run, ROOT / "results"), ROOT / "templates", ROOT / "reports"))
 
 
 @task

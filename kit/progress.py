@@ -1,6 +1,5 @@
 """Draws a run's progress and the time left. The home of rich. Knows nothing of what is measured."""
 
-import time
 from types import TracebackType
 
 from rich.console import Console
@@ -21,7 +20,9 @@ class Terminal:
             disable=not self._console.is_terminal,
         )
         self._task: TaskID | None = None
-        self._began, self._done, self._total = time.monotonic(), 0, 0
+        self._trial_s: list[float] = []
+        self._start_s: list[float] = []
+        self._trials, self._starts = 0, 0
 
     def __enter__(self) -> "Terminal":
         self._bar.start()
@@ -36,24 +37,33 @@ class Terminal:
         """One line of news."""
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def expect(self, trials: int) -> None:
-        """Starts the count of trials; the time left is guessed from those that ended."""
-        self._began, self._done, self._total = time.monotonic(), 0, trials
+    def expect(self, trials: int, starts: int) -> None:
+        """Starts the count; the time left is guessed from the trials and server starts that ended."""
+        self._trials, self._starts = trials, starts
         self._task = self._bar.add_task("trials", total=trials, left="")
-        self.say(f"{trials} trials to measure" if trials else "nothing left to measure")
+        self.say(f"{trials} trials to measure on {starts} server starts" if trials else "nothing left to measure")
+
+    def started(self, seconds: float) -> None:
+        """A server start took so long."""
+        self._start_s.append(seconds)
 
     def trial(self, name: str, seconds: float | None) -> None:
         """A trial begins (`seconds` None) or ended."""
         if seconds is not None:
-            self._done += 1
-        left = self._time_left()
+            self._trial_s.append(seconds)
+        done, left = len(self._trial_s), self._time_left()
         if self._task is not None:
-            self._bar.update(self._task, description=name, completed=self._done, left=left)
+            self._bar.update(self._task, description=name, completed=done, left=left)
         if seconds is not None and not self._console.is_terminal:
-            self.say(f"[{self._done}/{self._total}] {name} {seconds:.1f} s{', ' + left if left else ''}")
+            self.say(f"[{done}/{self._trials}] {name} {seconds:.1f} s{left}")
 
     def _time_left(self) -> str:
-        if not self._done:
+        if not self._trial_s or not self._start_s:
             return ""
-        seconds = (time.monotonic() - self._began) / self._done * (self._total - self._done)
-        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
+        trials, starts = self._trials - len(self._trial_s), self._starts - len(self._start_s)
+        seconds = _mean(self._trial_s) * trials + _mean(self._start_s) * starts
+        return f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -17,13 +17,14 @@ from typing import Protocol
 
 import msgspec
 
-from kit import __version__, gpu, measurements, plan
+from kit import __version__, gpu, gpu_guard, measurements, plan
 from kit.client.job import DriveJob
 from kit.engine import Endpoint, Engine, Launch
 from kit.errors import EngineLost, RunFailed, UnusableInput
 from kit.measurements import (
     COMPLETE,
     DriveEnd,
+    GpuFacts,
     Host,
     LockRecord,
     RequestRecord,
@@ -50,8 +51,12 @@ class Progress(Protocol):
         """One line of news."""
         ...
 
-    def expect(self, trials: int) -> None:
-        """How many trials are still to come."""
+    def expect(self, trials: int, starts: int) -> None:
+        """How many trials and server starts are still to come."""
+        ...
+
+    def started(self, seconds: float) -> None:
+        """A server start took so many seconds."""
         ...
 
     def trial(self, name: str, seconds: float | None) -> None:
@@ -80,6 +85,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     results: Path
     state: Path
     scrubber: Scrubber
+    cards: list[GpuFacts] = []
+    cards_note: str = ""
+    indexes: list[int] = []
     client_cores: list[int] = []
     no_lock: bool = False
     unpinned: bool = False
@@ -105,7 +113,6 @@ class _Serving(msgspec.Struct, frozen=True):
 
     running: _Run
     place: Path
-    indexes: list[int]
     endpoint: Endpoint
     log_path: Path
     server: ServerRecord
@@ -116,36 +123,31 @@ def run(setup: Setup, progress: Progress, blocks: tuple[plan.Block, ...] | None 
 
     Raises UnusableInput before anything is started, RunFailed (what was measured is kept) afterwards.
     """
-    facts, cards, indexes = check(setup, progress)
-    with _open_run(setup, cards, facts) as folder:
+    facts = check(setup, progress)
+    with _open_run(setup) as folder:
         wanted = blocks or plan.blocks(setup.scenario)
         running = _Run(folder, setup, progress, _freeze_all(setup, folder, wanted, facts, progress))
-        with gpu.hold_lock(setup.scenario.gpu, indexes, setup.state, setup.no_lock) as lock:
-            sitting = _sitting(running, cards, lock, facts)
-            _run_blocks(running, sitting, indexes, wanted)
+        with gpu_guard.hold_lock(setup.scenario.gpu, setup.indexes, setup.state, setup.no_lock) as lock:
+            _run_blocks(running, _sitting(running, lock, facts), wanted)
     return folder
 
 
-def check(
-    setup: Setup, progress: Progress
-) -> tuple[dict[str, str], tuple[list[measurements.GpuFacts], str], list[int]]:
+def check(setup: Setup, progress: Progress) -> dict[str, str]:
     """All that can be known before the first second of GPU time; leftovers of killed runs are removed first."""
-    for removed in [*setup.engine.clean(), *gpu.release_stale(setup.state)]:
+    for removed in [*setup.engine.clean(), *gpu_guard.release_stale(setup.state)]:
         progress.say(f"left over from an earlier run: {removed}")
-    facts = setup.engine.check(setup.scenario.server.port)
-    cards = gpu.facts()
-    return facts, cards, gpu.select(setup.scenario.gpu, cards[0])
+    return setup.engine.check(setup.scenario.server.port)
 
 
 # ---- the run's folder -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _open_run(setup: Setup, cards: tuple[list[measurements.GpuFacts], str], facts: dict[str, str]) -> Iterator[Path]:
+def _open_run(setup: Setup) -> Iterator[Path]:
     """The folder of the unfinished run of this very scenario, or a new one; held against a second runner."""
     home = setup.results / setup.scenario.name
     home.mkdir(parents=True, exist_ok=True)
-    folder = _unfinished(home, fingerprint(setup.scenario), [c.name for c in cards[0]]) or _new_folder(home)
+    folder = _unfinished(home, fingerprint(setup.scenario), [c.name for c in setup.cards]) or _new_folder(home)
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -236,11 +238,9 @@ def _write_run(
 # ---- sittings -------------------------------------------------------------------------------------------------------
 
 
-def _sitting(
-    running: _Run, cards: tuple[list[measurements.GpuFacts], str], lock: LockRecord, facts: dict[str, str]
-) -> Path:
+def _sitting(running: _Run, lock: LockRecord, facts: dict[str, str]) -> Path:
     """The folder of the sitting on this boot and these cards: the last one goes on, or a new one begins."""
-    boot, gpus = gpu.boot_id(), cards[0]
+    boot, gpus = gpu.boot_id(), running.setup.cards
     places = sorted(running.folder.glob("sitting-*"), key=lambda p: int(p.name.partition("-")[2]))
     if places:
         last = measurements.read_record(places[-1] / "sitting.json", SittingRecord)
@@ -254,7 +254,7 @@ def _sitting(
         started_unix_s=time.time(),
         host=_host(),
         gpus=gpus,
-        gpu_note=cards[1],
+        gpu_note=running.setup.cards_note,
         lock=lock,
         selftest=running.setup.selftest,
         engine=facts,
@@ -280,15 +280,19 @@ def _host() -> Host:
 # ---- blocks, legs, trials -------------------------------------------------------------------------------------------
 
 
-def _run_blocks(running: _Run, sitting: Path, indexes: list[int], blocks: tuple[plan.Block, ...]) -> None:
-    todo = [(b, _open_trials(running, sitting, b)) for b in blocks]
-    running.progress.expect(sum(len(trials) for _, trials in todo))
-    for block, trials in todo:
-        for leg in block.legs:
-            open_here = [t for t in leg.trials if t in trials]
-            if open_here:
-                _run_leg(running, sitting, indexes, leg, open_here)
-    measurements.write_whole(running.folder / COMPLETE, b"")
+def _run_blocks(running: _Run, sitting: Path, blocks: tuple[plan.Block, ...]) -> None:
+    todo = [todo for block in blocks for todo in _open_legs(running, sitting, block)]
+    running.progress.expect(sum(len(trials) for _, trials in todo), len(todo))
+    for leg, trials in todo:
+        _run_leg(running, sitting, leg, trials)
+    measurements.seal(running.folder)
+
+
+def _open_legs(running: _Run, sitting: Path, block: plan.Block) -> list[tuple[plan.Leg, list[plan.Trial]]]:
+    """The legs of a block with the trials that are still to be measured on each, in order."""
+    left = _open_trials(running, sitting, block)
+    legs = [(leg, [t for t in leg.trials if t in left]) for leg in block.legs]
+    return [(leg, trials) for leg, trials in legs if trials]
 
 
 def _open_trials(running: _Run, sitting: Path, block: plan.Block) -> set[plan.Trial]:
@@ -301,7 +305,7 @@ def _open_trials(running: _Run, sitting: Path, block: plan.Block) -> set[plan.Tr
     return trials
 
 
-def _run_leg(running: _Run, sitting: Path, indexes: list[int], leg: plan.Leg, trials: list[plan.Trial]) -> None:
+def _run_leg(running: _Run, sitting: Path, leg: plan.Leg, trials: list[plan.Trial]) -> None:
     """One start of one server and the open trials on it."""
     place = sitting / leg.id
     start = 1 + len(list(place.glob("server*.log")))
@@ -313,7 +317,8 @@ def _run_leg(running: _Run, sitting: Path, indexes: list[int], leg: plan.Leg, tr
             ready_after_s = api.wait_until_generates(endpoint, what.log, running.scenario.server.start_timeout_s)
             record = _record_server(running, leg, what, start, ready_after_s, began_unix_s, endpoint)
             running.progress.say(f"{leg.id}: {_pool_line(record)} (ready after {ready_after_s:.0f} s)")
-            serving = _Serving(running, place, indexes, endpoint, what.log, record)
+            running.progress.started(time.time() - began_unix_s)
+            serving = _Serving(running, place, endpoint, what.log, record)
             for trial in trials:
                 _run_trial(serving, trial)
     finally:
@@ -384,7 +389,7 @@ def _run_trial(serving: _Serving, trial: plan.Trial) -> None:
         measurements.write_record(folder / "trial.json", record)
         if not (record.void or "").startswith(CARD_FAILED):
             break
-    measurements.write_whole(folder / COMPLETE, b"")
+    measurements.seal(folder)
     serving.running.progress.trial(trial.id, time.monotonic() - began)
 
 
@@ -403,7 +408,7 @@ def _measure(serving: _Serving, folder: Path, trial: plan.Trial, attempt: int) -
     """Warm up, flush, drive, read the counters: the order that the whole kit exists for."""
     running, endpoint, log_path = serving.running, serving.endpoint, serving.log_path
     folder.mkdir(parents=True, exist_ok=True)
-    with gpu.Sampler(serving.indexes, folder / "gpu.jsonl", running.setup.client_cores) as sampler:
+    with gpu.Sampler(running.setup.indexes, folder / "gpu.jsonl", running.setup.client_cores) as sampler:
         if trial.warmup_requests:
             _drive(folder, endpoint, _job(running, trial, warmup=True))
         flushed = api.flush(endpoint)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from kit import gpu
 from kit.client import probe
 from kit.engine import Engine
 from kit.errors import UnusableInput
-from kit.measurements import SelfTest, WorkloadRecord
+from kit.measurements import GpuFacts, SelfTest, WorkloadRecord
 from kit.models import locate
 from kit.run import Setup
 from kit.scenario import Dataset, FlagValue, Scenario
@@ -68,7 +69,9 @@ def put_together(scenario: Scenario, places: Folders, choices: Choices, say: Cal
     scenario = _with_flags(scenario, server.flags)
     model = locate(scenario.model, server.models)
     draft = locate(scenario.draft, server.models) if scenario.draft else None
-    engine = _engine(choices.engine or scenario.engine, scenario, server, places, choices)
+    cards, note = gpu.facts()
+    indexes = gpu.select(scenario.gpu, cards)
+    engine = _engine(choices.engine or scenario.engine, scenario, server, places, choices, indexes)
     return Setup(
         scenario=scenario,
         engine=engine,
@@ -76,7 +79,11 @@ def put_together(scenario: Scenario, places: Folders, choices: Choices, say: Cal
         selftest=_selftest(say),
         model_path=model,
         draft_path=draft,
-        env=server.env,
+        env={**server.env, **_visible(cards, indexes)},
+        cards=cards,
+        cards_note=note,
+        indexes=indexes,
+        client_cores=engine.client_cores,
         results=places.results,
         state=places.cache / "state",
         scrubber=_scrubber(places, server),
@@ -128,11 +135,25 @@ def _with_flags(scenario: Scenario, flags: dict[str, FlagValue]) -> Scenario:
     return msgspec.structs.replace(scenario, server=server)
 
 
-def _engine(name: str, scenario: Scenario, server: _Server, places: Folders, choices: Choices) -> Engine:
+def _visible(cards: list[GpuFacts], indexes: list[int]) -> dict[str, str]:
+    """Shows the server the chosen cards only, where there are others; by UUID, since indexes depend on the order."""
+    if len(cards) == len(indexes):
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(c.uuid or str(c.index) for c in cards if c.index in indexes)}
+
+
+def _engine(
+    name: str, scenario: Scenario, server: _Server, places: Folders, choices: Choices, indexes: list[int]
+) -> Engine:
     if name == "docker":
         from kit.engine.docker import DockerEngine
 
-        return DockerEngine(scenario.image, allow_unpinned=choices.allow_unpinned)
+        if scenario.image is None:
+            raise UnusableInput(
+                f"{scenario.name}: no [image] table, and the docker engine needs one; or --engine process"
+            )
+        gpus = indexes if scenario.process.environment == "current" else None
+        return DockerEngine(scenario.image, allow_unpinned=choices.allow_unpinned, gpus=gpus)
     from kit.engine.process import ProcessEngine
 
     return ProcessEngine(server.python, Path(sys.executable), places.cache / "state")

@@ -79,12 +79,16 @@ class Quiet:
         self.news: list[str] = []
         self.trials: list[str] = []
         self.expected = 0
+        self.starts = 0
 
     def say(self, text: str) -> None:
         self.news.append(text)
 
-    def expect(self, trials: int) -> None:
-        self.expected = trials
+    def expect(self, trials: int, starts: int) -> None:
+        self.expected, self.starts = trials, starts
+
+    def started(self, seconds: float) -> None:
+        self.starts -= 1
 
     def trial(self, name: str, seconds: float | None) -> None:
         if seconds is not None:

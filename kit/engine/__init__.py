@@ -55,9 +55,10 @@ class Endpoint(Protocol):
 
 
 class Engine(Protocol):
-    """Starts servers. `facts` are recorded with the run: versions, image id and digest."""
+    """Starts servers; the client runs on `client_cores`, apart from the server's (empty: the machine has one core)."""
 
     name: str
+    client_cores: list[int]
 
     def check(self, port: int) -> dict[str, str]:
         """Everything that can be known before the first second of GPU time; returns facts, raises UnusableInput."""
