@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from kit.measurements import RequestRecord, TrialData
+from kit.analysis import gpu
+from kit.measurements import LockRecord, RequestRecord, TrialData
 
 PEAK_WINDOW_S = 1.0
 PerRequest: TypeAlias = Callable[[RequestRecord], "Iterable[float]"]
@@ -205,7 +206,20 @@ def cached_share(trial: TrialData) -> float | None:
 def retractions(trial: TrialData) -> float | None:
     """Times that a running request was put back into the queue: by the requests' own counters, else by the log."""
     own = [r.retractions for r in succeeded(trial) if r.retractions is not None]
-    return float(max(sum(own), trial.record.log.retracted_requests)) if own else None
+    log = trial.record.log
+    return float(max(sum(own), log.retracted_requests)) if own or log.decode_lines else None
+
+
+def joules_per_token(trial: TrialData) -> float | None:
+    """Energy of all cards from the first request sent to the last token, over the completion tokens."""
+    done, tokens = succeeded(trial), output_tokens(trial)
+    sent = [r.sent_s for r in done if r.sent_s is not None]
+    if not sent or not tokens or not trial.gpu:
+        return None
+    zero_s = trial.record.zero_monotonic_s
+    window = (zero_s + min(sent), zero_s + max(r.chunks[-1][0] for r in done))
+    cards = gpu.summarize(trial.gpu, LockRecord(), window, tokens)
+    return cards.joules_per_output_token if cards else None
 
 
 # ---- the registry ---------------------------------------------------------------------------------------------------
@@ -313,6 +327,11 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         tag="tokens_per_chunk", heading="Tokens per chunk", unit="tok", better="neither", trial=_tokens_per_chunk,
         definition="Tokens over chunks that carried tokens.",
+    ),
+    Metric(
+        tag="joules_per_token", heading="Energy", unit="J/tok", better="lower", trial=joules_per_token, compared=True,
+        digits=3, definition="Energy of whole cards over the trial, by their counter or their power, over completion "
+        "tokens.",
     ),
     Metric(
         tag="prompt_tokens", heading="Prompt", unit="tok", better="neither", trial=_mean(lambda r: r.prompt_tokens),

@@ -1,13 +1,23 @@
 """The whole analysis of a run as one record of plain data. Pure: the same measurements give the same summary, byte for
 byte. Knows nothing of files, templates or verdicts (`kit.verdict` draws those from it)."""
 
+from collections.abc import Sequence
+
 import msgspec
 
-from kit.analysis import conditions, crossover, metrics, ratios, table, trust
+from kit.analysis import conditions, crossover, metrics, ratios, table
+from kit.analysis.bias import Bias, biases
 from kit.analysis.conditions import Condition
 from kit.analysis.crossover import Crossover
+from kit.analysis.decompose import BreakEven, Decomposition, break_evens, decompositions
+from kit.analysis.doubt import Case, Doubt
+from kit.analysis.doubts import doubts
+from kit.analysis.limits import Limit, Pressure, limits, pressures
+from kit.analysis.objectives import Objective, objectives
 from kit.analysis.ratios import Noise, Ratio
+from kit.analysis.sheet import Order, entries
 from kit.analysis.table import Row
+from kit.analysis.twins import Twins, twins
 from kit.errors import UnusableInput
 from kit.measurements import Measurements
 from kit.scenario import Scenario, Slo
@@ -28,13 +38,18 @@ class MetricText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmCrossover(msgspec.Struct, frozen=True, kw_only=True):
-    """The crossover of one arm on one data set by one metric, and the states it is read from."""
+    """The crossover of one arm on one data set by one metric, and the states it is read from.
+
+    `limits` says what holds the arm back at the first load beyond the gain, or at the highest load where it always
+    gains.
+    """
 
     dataset: str
     arm: str
     metric: str
     states: dict[str, str]
     found: Crossover
+    limits: list[Limit]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +76,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     noise: list[Noise]
     ratios: list[Ratio]
     crossovers: list[ArmCrossover]
+    pressures: list[Pressure]
+    decompositions: list[Decomposition]
+    break_evens: list[BreakEven]
+    twins: list[Twins]
+    biases: list[Bias]
+    objectives: list[Objective]
+    doubts: list[Doubt]
     incomplete: list[str]
     method: list[str]
 
@@ -70,9 +92,12 @@ def summarise(m: Measurements) -> Summary:
     scenario = _scenario(m)
     arms = [scenario.baseline, *(a for a in scenario.arms if a != scenario.baseline)]
     datasets = list(scenario.datasets)
-    usable = trust.usable(m)
-    compared = ratios.compare(m, scenario.baseline, datasets, arms)
-    said = conditions.conditions(m, scenario, usable)
+    order, sheet = Order(datasets, arms), entries(m)
+    compared = ratios.compare(m.run, sheet, scenario.baseline, arms, order)
+    said = conditions.conditions(m, scenario, [e.trial for e in sheet])
+    rows = table.rows(sheet, order)
+    floors = ratios.noise_floors(sheet, scenario.baseline)
+    pressed = pressures(sheet, said)
     return Summary(
         scenario=scenario.name,
         title=scenario.title,
@@ -82,19 +107,26 @@ def summarise(m: Measurements) -> Summary:
         arms=arms,
         datasets=datasets,
         sources={name: d.source for name, d in scenario.datasets.items()},
-        seeds=sorted({t.record.seed for t in usable}),
-        blocks=len({ratios.start_of(t).abat for t in usable}),
-        sittings=len({t.sitting for t in usable}),
-        trials=len(usable),
+        seeds=sorted({e.seed for e in sheet}),
+        blocks=len({e.start.aba for e in sheet}),
+        sittings=len({e.start.sitting for e in sheet}),
+        trials=len(sheet),
         slo=scenario.slo,
         rehearsal=conditions.rehearsal(said, scenario),
         conditions=said,
         fit_note=conditions.FIT_NOTE,
         metrics=[_text(x) for x in metrics.METRICS],
-        rows=table.rows(usable, datasets, arms),
-        noise=ratios.noise_floors(m, scenario.baseline),
+        rows=rows,
+        noise=floors,
         ratios=compared,
-        crossovers=crossovers(compared),
+        crossovers=crossovers(compared, pressed),
+        pressures=pressed,
+        decompositions=decompositions(sheet, pressed, said, order),
+        break_evens=break_evens(compared, said),
+        twins=twins(sheet, said, order),
+        biases=biases(compared, scenario.datasets),
+        objectives=objectives(rows, scenario.slo),
+        doubts=doubts(Case(m, scenario, sheet, said, rows, compared, floors, pressed)),
         incomplete=m.incomplete,
         method=METHOD,
     )
@@ -135,19 +167,26 @@ def _text(metric: metrics.Metric) -> MetricText:
     )
 
 
-def crossovers(compared: list[Ratio]) -> list[ArmCrossover]:
+def crossovers(compared: Sequence[Ratio], pressed: Sequence[Pressure]) -> list[ArmCrossover]:
     """Closed-loop loads only: a crossover is a number of users."""
     groups: dict[tuple[str, str, str], dict[int, crossover.State]] = {}
     for r in compared:
         if r.metric in CROSSOVER_METRICS and r.point.rate_per_s is None:
             groups.setdefault((r.dataset, r.arm, r.metric), {})[r.point.concurrency] = r.state
-    return [
-        ArmCrossover(
-            dataset=dataset,
-            arm=arm,
-            metric=metric,
-            states={str(c): state for c, state in sorted(states.items())},
-            found=crossover.crossover(states),
-        )
-        for (dataset, arm, metric), states in groups.items()
-    ]
+    return [_arm_crossover(*key, states, pressed) for key, states in groups.items()]
+
+
+def _arm_crossover(
+    dataset: str, arm: str, metric: str, states: dict[int, crossover.State], pressed: Sequence[Pressure]
+) -> ArmCrossover:
+    found = crossover.crossover(states)
+    beyond = next((c for c in sorted(states) if states[c] != "faster"), max(states))
+    at = [p for p in pressed if (p.arm, p.point.dataset, p.point.concurrency) == (arm, dataset, beyond)]
+    return ArmCrossover(
+        dataset=dataset,
+        arm=arm,
+        metric=metric,
+        states={str(c): states[c] for c in sorted(states)},
+        found=found,
+        limits=limits(at[0]) if at else [],
+    )

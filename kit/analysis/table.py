@@ -6,8 +6,7 @@ import msgspec
 
 from kit.analysis import metrics
 from kit.analysis.quantiles import Quantile, quantile
-from kit.analysis.ratios import point_of, start_of
-from kit.measurements import TrialData
+from kit.analysis.sheet import Entry, Order
 from kit.plan import Point
 
 
@@ -49,38 +48,29 @@ def load_text(point: Point) -> str:
     return f"{point.concurrency} user{'' if point.concurrency == 1 else 's'}"
 
 
-def rows(trials: Sequence[TrialData], datasets: Sequence[str], arms: Sequence[str]) -> list[Row]:
+def rows(sheet: Sequence[Entry], order: Order) -> list[Row]:
     """Rows in the order of data set, load and arm."""
-    groups: dict[tuple[Point, str], list[TrialData]] = {}
-    for t in trials:
-        groups.setdefault((point_of(t), t.record.arm), []).append(t)
-    place = {name: i for i, name in enumerate([*datasets, *arms])}
-    return [
-        Row(
-            dataset=point.dataset,
-            point=point,
-            load=load_text(point),
-            arm=arm,
-            trials=len(group),
-            requests=sum(len(metrics.succeeded(t)) for t in group),
-            cells={c.metric: c for metric in metrics.METRICS if (c := cell(metric, group)) is not None},
-        )
-        for (point, arm), group in sorted(
-            groups.items(),
-            key=lambda item: (
-                place.get(item[0][0].dataset, -1),
-                item[0][0].rate_per_s or 0.0,
-                item[0][0].concurrency,
-                place.get(item[0][1], -1),
-            ),
-        )
-    ]
+    groups: dict[tuple[Point, str], list[Entry]] = {}
+    for entry in sheet:
+        groups.setdefault((entry.point, entry.arm), []).append(entry)
+    return [_row(point, arm, groups[point, arm]) for point, arm in sorted(groups, key=lambda key: order(*key))]
 
 
-def cell(metric: metrics.Metric, trials: Sequence[TrialData]) -> Cell | None:
+def _row(point: Point, arm: str, group: list[Entry]) -> Row:
+    return Row(
+        dataset=point.dataset,
+        point=point,
+        load=load_text(point),
+        arm=arm,
+        trials=len(group),
+        requests=sum(len(metrics.succeeded(e.trial)) for e in group),
+        cells={x.tag: c for x in metrics.METRICS if (c := _cell(x, group)) is not None},
+    )
+
+
+def _cell(metric: metrics.Metric, group: list[Entry]) -> Cell | None:
     """One metric over the trials of one arm at one point; None when no trial has it."""
-    each = [(t, metrics.values(metric, t)) for t in trials]
-    numbers = [v for _, found in each for v in found]
+    numbers = [v for e in group for v in e.numbers[metric.tag]]
     value = metrics.pooled(metric, numbers)
     if value is None:
         return None
@@ -88,12 +78,10 @@ def cell(metric: metrics.Metric, trials: Sequence[TrialData]) -> Cell | None:
         metric=metric.tag,
         value=value,
         quantile=quantile(numbers, metric.pool) if metric.is_quantile and metric.pool is not None else None,
-        per_seed=[_seed_value(t, own) for t, found in each if (own := metrics.pooled(metric, found)) is not None],
+        per_seed=[_seed_value(e, e.values[metric.tag]) for e in group if metric.tag in e.values],
     )
 
 
-def _seed_value(trial: TrialData, value: float) -> SeedValue:
-    start = start_of(trial)
-    return SeedValue(
-        sitting=start.sitting, block=start.block, leg=trial.record.leg, seed=trial.record.seed, value=value
-    )
+def _seed_value(entry: Entry, value: float) -> SeedValue:
+    start = entry.start
+    return SeedValue(sitting=start.sitting, block=start.block, leg=start.leg, seed=entry.seed, value=value)

@@ -1,0 +1,85 @@
+"""Every usable trial with its metrics taken once: what table, ratios and noise are made from."""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from kit.analysis import metrics, trust
+from kit.measurements import Measurements, TrialData
+from kit.plan import Point
+
+LEG = re.compile(r"b(\d+)-(\d+)-")
+
+
+class Start(msgspec.Struct, frozen=True, order=True):
+    """One leg: a start of a server within a block of a sitting; `position` is its place in the block."""
+
+    sitting: int
+    block: int
+    position: int
+    leg: str
+
+    @property
+    def aba(self) -> tuple[int, int]:
+        """The A B A that the leg belongs to."""
+        return self.sitting, self.block
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A usable trial: where it stands, what each metric gives to the pool, its own value of each, and whether a
+    verdict may lean on it (`why_not` None)."""
+
+    trial: TrialData
+    start: Start
+    point: Point
+    numbers: dict[str, list[float]]
+    values: dict[str, float]
+    why_not: str | None
+
+    @property
+    def arm(self) -> str:
+        """The arm's name."""
+        return self.trial.record.arm
+
+    @property
+    def seed(self) -> int:
+        """The seed of the workload."""
+        return self.trial.record.seed
+
+
+def entries(m: Measurements) -> list[Entry]:
+    """The usable trials of a run, in the order of sitting, leg and trial."""
+    return [_entry(t) for t in trust.usable(m)]
+
+
+def _entry(trial: TrialData) -> Entry:
+    numbers = {x.tag: metrics.values(x, trial) for x in metrics.METRICS}
+    values = {tag: v for tag, found in numbers.items() if (v := metrics.pooled(metrics.BY_TAG[tag], found)) is not None}
+    record = trial.record
+    point = Point(record.dataset, record.concurrency, record.rate_per_s)
+    return Entry(trial, start_of(trial), point, numbers, values, trust.why_not_judged(trial))
+
+
+def start_of(trial: TrialData) -> Start:
+    """Where a trial stands in the plan, from its leg's name."""
+    found = LEG.match(trial.record.leg)
+    block, position = (int(found[1]), int(found[2])) if found else (1, 0)
+    return Start(trial.sitting, block, position, trial.record.leg)
+
+
+def point_order(point: Point) -> tuple[str, float, int]:
+    """Sorts points by data set and load, open loop after fixed concurrencies."""
+    return point.dataset, point.rate_per_s or 0.0, point.concurrency
+
+
+class Order:
+    """The scenario's order of data sets and arms, for sorting rows."""
+
+    def __init__(self, datasets: Sequence[str], arms: Sequence[str]) -> None:
+        self._datasets = {name: i for i, name in enumerate(datasets)}
+        self._arms = {name: i for i, name in enumerate(arms)}
+
+    def __call__(self, point: Point, arm: str) -> tuple[int, float, int, int]:
+        """The sort key of an arm at a point."""
+        return (self._datasets.get(point.dataset, -1), *point_order(point)[1:], self._arms.get(arm, -1))
