@@ -453,9 +453,14 @@ def content(path: Path) -> bytes:
         raise UnusableInput(f"{_name(packed(path))}: damaged: {error}") from None
 
 
+def sha256(data: bytes) -> str:
+    """The hash by which records are told apart, hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def seal(folder: Path) -> None:
     """Marks a trial's or a run's folder complete; the marker holds the hashes of what is in it."""
-    lines = [f"{hashlib.sha256(content(folder / name)).hexdigest()}  {name}\n" for name in _sealable(folder)]
+    lines = [f"{sha256(content(folder / name))}  {name}\n" for name in _sealable(folder)]
     write_whole(folder / COMPLETE, "".join(lines).encode())
 
 
@@ -467,13 +472,23 @@ def damage(folder: Path) -> list[str]:
             digest, _, name = line.partition("  ")
             path = marker.parent / name
             try:
-                changed = hashlib.sha256(content(path)).hexdigest() != digest
+                changed = sha256(content(path)) != digest
             except FileNotFoundError:
                 found.append(f"{path.relative_to(folder)} is missing")
                 continue
             if changed:
                 found.append(f"{path.relative_to(folder)} was changed after it was written")
-    return found
+    return found + _added(folder)
+
+
+def _added(folder: Path) -> list[str]:
+    """Trials that lie in a finished run and were not there when it was sealed."""
+    if not (folder / COMPLETE).exists():
+        return []
+    sealed = {line.partition("  ")[2] for line in (folder / COMPLETE).read_text().splitlines()}
+    trials = sorted(p.relative_to(folder).as_posix() for p in folder.glob(f"sitting-*/*/*/{COMPLETE}"))
+    return [f"{name.removesuffix('/' + COMPLETE)} was added after the run was finished" for name in trials
+            if name not in sealed]  # fmt: skip
 
 
 def _sealable(folder: Path) -> list[str]:
