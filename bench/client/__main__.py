@@ -33,10 +33,30 @@ class Load:
         self.port, self.users, self.requests, self.tokens, self.folder = port, users, requests, tokens, folder
 
 
-class KitClient:
+class Client:
+    """One client to compare: how it is run, and its report in this bench's words (ms, tokens/s)."""
+
+    name = ""
+    environment: dict[str, str] = {}
+
+    def command(self, load):
+        """The command line."""
+        raise NotImplementedError
+
+    def stdin(self, load):
+        """What it is told on its standard input."""
+        return b""
+
+    def report(self, output, load):
+        """Figures from its output."""
+        raise NotImplementedError
+
+
+class KitClient(Client):
     """The client under test, as the kit runs it."""
 
     name = "kit"
+    environment = {"PYTHONPATH": str(ROOT)}
 
     def command(self, load):
         """The kit's command line."""
@@ -61,7 +81,7 @@ class KitClient:
         return {**_figures(spans), "completed": len(good), "lag_p99": watch["lag_p99_s"] * 1e3}
 
 
-class BareReader:
+class BareReader(Client):
     """A uvloop protocol that only stamps."""
 
     name = "bare uvloop"
@@ -71,17 +91,13 @@ class BareReader:
         numbers = (load.port, load.users, load.requests, load.tokens)
         return [sys.executable, str(HERE / "bare_reader.py"), *map(str, numbers)]
 
-    def stdin(self, load):
-        """Needs none."""
-        return b""
-
     def report(self, output, load):
         """Times from its stamps, in ms; it knows the tokens that were asked for, not the ones that came."""
         spans = [(sent, stamps, load.tokens) for sent, stamps in json.loads(output)]
         return {**_figures(spans), "completed": len(spans)}
 
 
-class Floor:
+class Floor(Client):
     """A C reader that only counts; it reports no times."""
 
     name = "C floor"
@@ -91,22 +107,18 @@ class Floor:
         numbers = (load.port, load.users, load.requests, load.tokens)
         return [str(load.folder.parent / "floor_client"), *map(str, numbers)]
 
-    def stdin(self, load):
-        """Needs none."""
-        return b""
-
     def report(self, output, load):
         """How many requests it finished."""
         return {"completed": json.loads(output)["completed"]}
 
 
-class SglangClient:
+class SglangClient(Client):
     """SGLang's own client, where a Python that has it was named."""
 
     name = "sglang"
 
-    def __init__(self, python, tokenizer):
-        self.python, self.tokenizer = python, tokenizer
+    def __init__(self, python, environment, tokenizer):
+        self.python, self.environment, self.tokenizer = python, environment, tokenizer
 
     def command(self, load):
         """bench_serving against /generate with prompts of 64 ids, greedy, no warm-up."""
@@ -118,10 +130,6 @@ class SglangClient:
         }  # fmt: skip
         arguments = [text for key, value in flags.items() for text in (f"--{key}", str(value))]
         return [str(self.python), "-m", "sglang.bench_serving", *arguments, "--disable-tqdm"]
-
-    def stdin(self, load):
-        """Needs none."""
-        return b""
 
     def report(self, output, load):
         """Its own summary, in ms; it prints no chunk gap."""
@@ -168,15 +176,15 @@ def run_once(client, users, arguments, folder):
 
 
 def _pinned(command, core, **pipes):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(["taskset", "-c", str(core), *command], env=environment, **pipes)
+    return subprocess.Popen(["taskset", "-c", str(core), *command], **pipes)
 
 
 def _watched(client, load, core, server_pid):
-    """Output, (monotonic, CPU seconds) samples of the client, and the cores that others used meanwhile."""
+    """Output, (monotonic, CPU s, MiB) samples of the client, and the cores that others used meanwhile."""
     busy_s, started_s, server_s = _busy_s(), time.monotonic(), _cpu_s(server_pid)
     with (load.folder / "stderr").open("wb") as errors:
-        process = _pinned(client.command(load), core, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+        process = _pinned(client.command(load), core, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                          env={**os.environ, **client.environment})  # fmt: skip
     samples, over = [], threading.Event()
     sampler = threading.Thread(target=_sample, args=(process.pid, samples, over))
     sampler.start()
@@ -194,7 +202,7 @@ def _sample(pid, samples, over):
     while not over.wait(0.05):
         seconds = _tree_cpu_s(pid)
         if seconds:
-            samples.append((time.monotonic(), seconds))
+            samples.append((time.monotonic(), seconds, _rss_mib(pid)))
 
 
 def _tree_cpu_s(root):
@@ -217,6 +225,14 @@ def _cpu_s(pid):
     return sum(map(int, fields[11:15])) / TICKS_PER_S
 
 
+def _rss_mib(pid):
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def _busy_s():
     with Path("/proc/stat").open() as file:
         ticks = [int(field) for field in file.readline().split()[1:9]]
@@ -235,19 +251,22 @@ def _row(reported, true, samples):
     row["chunks/s"] = true.get("steady_chunk_rate", true["chunk_rate"])
     cpu_s = _at(samples, true["t_last"] + 0.1) - _at(samples, true["t_first"])
     row["CPU s/M"] = cpu_s / true["chunks"] * 1e6
+    steady = [mib for at, _, mib in samples if true["t_first"] + 1.0 <= at <= true["t_last"]]
+    row["MiB"] = max(steady, default=None)
+    row["MiB grown"] = steady[-1] - steady[0] if steady else None
     row["own lag p99"] = reported.get("lag_p99")
     row["server lag p99"] = true["lag"]["p99"]
     return row
 
 
 def _at(samples, when):
-    return max((seconds for at, seconds in samples if at <= when), default=0.0)
+    return max((seconds for at, seconds, _ in samples if at <= when), default=0.0)
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 COLUMNS = ("ttft p50", "ttft p99", "gap p50", "gap p99", "tpot p50", "tpot p99", "throughput %", "slots %", "chunks/s",
-           "CPU s/M", "own lag p99", "server lag p99", "foreign")  # fmt: skip
+           "CPU s/M", "MiB", "MiB grown", "own lag p99", "server lag p99", "foreign")  # fmt: skip
 DIGITS = {"chunks/s": 0, "slots %": 2, "CPU s/M": 1}
 
 
@@ -281,11 +300,27 @@ def main(argv=None):
 
 def _clients(arguments, folder):
     clients = [KitClient(), BareReader(), Floor()]
-    if arguments.sglang:
+    python, environment = _sglang(arguments.sglang)
+    if python:
         tokenizer = folder / "tokenizer"
-        subprocess.run([arguments.sglang, str(HERE / "mktok.py"), str(tokenizer)], check=True)
-        clients.append(SglangClient(arguments.sglang, tokenizer))
+        subprocess.run([python, str(HERE / "mktok.py"), str(tokenizer)], check=True)
+        clients.append(SglangClient(python, {"HF_HUB_OFFLINE": "1", **environment}, tokenizer))
     return [client for client in clients if not arguments.only or client.name in arguments.only]
+
+
+def _sglang(given):
+    """A Python that has sglang and its environment: the one given, else the kit's own CPU server's, if it is made."""
+    from kit.rehearsal import ensure_environment
+    from kit.rehearsal.environment import MARKER, environment_key
+
+    cache = ROOT / ".cache" / "cpu-sglang"
+    if given:
+        return given, {}
+    if not (cache / environment_key() / MARKER).exists():
+        sys.stdout.write("SGLang's own client is left out: no --sglang, and the kit's CPU server is not made yet\n")
+        return None, {}
+    server = ensure_environment(cache, lambda _: None)
+    return server.python, server.env
 
 
 def _all_runs(clients, arguments, folder):
@@ -307,7 +342,7 @@ def _arguments(argv):
     parser.add_argument("--requests-per-user", type=int, default=4)
     parser.add_argument("--min-requests", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=128, help="output tokens of each request")
-    parser.add_argument("--sglang", type=Path, help="a Python that has sglang: its own client joins")
+    parser.add_argument("--sglang", type=Path, help="a Python that has sglang; else the kit's CPU server's")
     parser.add_argument("--only", type=lambda text: text.split(","), help="kit, bare uvloop, C floor, sglang")
     parser.add_argument("--client-core", type=int, default=0)
     parser.add_argument("--server-core", type=int, default=1)

@@ -8,11 +8,13 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from contextlib import suppress
+from typing import Any, TypeAlias, cast
 
 import httptools
 
 from kit.client.stream import EventStream, StreamBroken
+from kit.errors import UnusableInput
 
 ERROR_BODY_BYTES = 4096
 _monotonic = time.monotonic
@@ -48,7 +50,7 @@ class Exchange:
 class Connection(asyncio.Protocol):
     """A kept-alive connection for one exchange at a time; reports its end to `ended`, within the read itself."""
 
-    def __init__(self, sock: socket.socket, ended: Callable[["Connection", Exchange], None]) -> None:
+    def __init__(self, sock: socket.socket, ended: "Ended") -> None:
         self._sock = sock
         self._ended = ended
         self._transport: asyncio.Transport | None = None
@@ -201,19 +203,36 @@ class Connection(asyncio.Protocol):
         return exchange.status is not None and not framed
 
 
-async def connect(host: str, port: int, timeout_s: float, ended: Callable[[Connection, Exchange], None]) -> Connection:
-    """An open connection. Raises OSError or TimeoutError."""
-    loop = asyncio.get_running_loop()
+Ended: TypeAlias = Callable[[Connection, Exchange], None]
+Address: TypeAlias = tuple[Any, ...]
+
+
+async def resolve(host: str, port: int) -> list[Address]:
+    """The addresses of a host, in the order to try. Raises UnusableInput when the name is not known."""
+    try:
+        return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise UnusableInput(f"host {host}: {error.strerror}; give the server's name or address") from None
+
+
+async def connect(addresses: list[Address], timeout_s: float, ended: Ended) -> Connection:
+    """An open connection to the first address that takes it. Raises OSError (TimeoutError is one)."""
     async with asyncio.timeout(timeout_s):
-        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = addresses[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, address)
-            _, connection = await loop.create_connection(lambda: Connection(sock, ended), sock=sock)
-        except BaseException:
-            sock.close()
-            raise
+        for address in addresses[:-1]:
+            with suppress(OSError):
+                return await _connect(address, ended)
+        return await _connect(addresses[-1], ended)
+
+
+async def _connect(address: Address, ended: Ended) -> Connection:
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(*address[:3])
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.sock_connect(sock, address[4])
+        _, connection = await loop.create_connection(lambda: Connection(sock, ended), sock=sock)
+    except BaseException:
+        sock.close()
+        raise
     return connection

@@ -10,10 +10,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from kit.client.connection import Connection, Exchange, connect
+from kit.client.connection import Address, Connection, Exchange, connect, resolve
 from kit.client.job import DriveJob
 from kit.client.output import LineWriter
 from kit.client.prepare import arrivals, prepare
@@ -35,20 +36,29 @@ async def drive(job: DriveJob, writer: LineWriter, stopped: Callable[[], str | N
 
     Raises UnusableInput for a job or workload that cannot be used, before anything is sent.
     """
-    await _Drive(job, prepare(job), writer, stopped).run()
+    addresses = await resolve(job.host, job.port)
+    await _Drive(job, addresses, prepare(job), writer, stopped).run()
 
 
 class _Drive:
     def __init__(
-        self, job: DriveJob, payloads: list[bytes], writer: LineWriter, stopped: Callable[[], str | None]
+        self,
+        job: DriveJob,
+        addresses: list[Address],
+        payloads: list[bytes],
+        writer: LineWriter,
+        stopped: Callable[[], str | None],
     ) -> None:
         self._job = job
+        self._addresses = addresses
         self._payloads = payloads
         self._writer = writer
         self._stopped = stopped
         self._stream = STREAMS[job.dialect]
         self._encode = msgspec.json.Encoder().encode
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._broken)
+        self._fault: BaseException | None = None
         self._over = asyncio.Event()
         self._idle: list[Connection] = []
         self._connecting: set[asyncio.Task[None]] = set()
@@ -80,14 +90,27 @@ class _Drive:
         self._zero_s, zero_unix_s = time.monotonic(), time.time()
         self._watch.start()
         self._ask_turn()
-        sweep = self._loop.create_task(self._sweep())
-        await self._over.wait()
-        sweep.cancel()
+        async with asyncio.TaskGroup() as group:
+            sweep = group.create_task(self._sweep())
+            await self._over.wait()
+            sweep.cancel()
+        if self._fault is not None:
+            raise self._fault
         watch = self._watch.end()
         self._arrival.close()
         for connection in self._idle:
             connection.close()
         self._line(DriveEnd(zero_monotonic_s=self._zero_s, zero_unix_s=zero_unix_s, watch=watch, aborted=self._aborted))
+
+    def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception in a callback is a fault of this program: end with it rather than wait for what never comes.
+
+        An OSError is the network's; the connection it belongs to hears of it and fails its request.
+        """
+        fault = context.get("exception")
+        if fault is not None and not isinstance(fault, OSError):
+            self._fault = fault
+            self._over.set()
 
     async def _open_connections(self) -> None:
         job = self._job
@@ -100,7 +123,7 @@ class _Drive:
                 raise result
 
     async def _connect(self) -> Connection:
-        return await connect(self._job.host, self._job.port, CONNECT_TIMEOUT_S, self._ended)
+        return await connect(self._addresses, CONNECT_TIMEOUT_S, self._ended)
 
     # ---- one turn
 
