@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MultipleLocator, NullLocator
 
 Scale: TypeAlias = Literal["linear", "log"]
 WIDTH_IN = 7.2
@@ -78,6 +78,7 @@ class Bracket(msgspec.Struct, frozen=True, kw_only=True):
     """Two tested loads between which a gain ends; `name` says whose, where it could be another's."""
 
     name: str = ""
+    arm: int = 0
     wins_up_to: int
     no_win_from: int
 
@@ -124,7 +125,7 @@ def over_load(
         _load_axis(axes, loads, _room(line.name for line in lines))
         _value_axis(axes, lines, unit, scale, bool(brackets))
         for row, bracket in enumerate(brackets):
-            _shade(axes, bracket, row)
+            _mark_end(axes, bracket, row)
         for line in lines:
             _draw_line(axes, line)
         _label_ends(axes, lines)
@@ -181,9 +182,10 @@ def over_time(
         )
         _draw_series(power, [(s.at_s, s.power_w) for s in samples], "#d55e00", "power (W)", limit_w, "limit")
         _draw_spans(clock, power, spans)
-        power.set_xlabel("minutes since the start")
-        power.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v / 60:g}"))
-        power.xaxis.set_major_locator(FixedLocator(_minutes(samples)))
+        unit, step_s = _time_step(samples[-1].at_s if samples else 0.0)
+        power.set_xlabel(f"{'minutes' if unit == 60 else 'seconds'} since the start")
+        power.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v / unit:g}"))
+        power.xaxis.set_major_locator(MultipleLocator(step_s))
         clock.tick_params(labelbottom=False)
         return _svg(figure, words)
 
@@ -294,18 +296,27 @@ def _value_axis(axes: Axes, lines: Sequence[Line], unit: str, scale: Scale, mark
 
 
 def _log_ticks(axis: Axis, ratio: float) -> None:
-    """Ticks at 1, 2 and 5 while they are few, else at the decades."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ratio < 3000 else (1,)))
+    """As many ticks per decade as the span leaves room for."""
+    subs = range(1, 10) if ratio < 8 else (1, 2, 5) if ratio < 3000 else (1,)
+    axis.set_major_locator(LogLocator(subs=tuple(float(s) for s in subs)))
     axis.set_minor_locator(NullLocator())
 
 
-def _shade(axes: Axes, bracket: Bracket, row: int) -> None:
-    axes.axvspan(bracket.wins_up_to, bracket.no_win_from, color="#f0e6c8", alpha=0.8, lw=0, zorder=0)
-    middle = (bracket.wins_up_to * bracket.no_win_from) ** 0.5
-    whose = f"{bracket.name}: " if bracket.name else ""
+def _mark_end(axes: Axes, bracket: Bracket, row: int) -> None:
+    """A shaded band for the only crossover; where arms differ, a bar in the arm's colour at the top for each."""
+    ends = [bracket.wins_up_to, bracket.no_win_from]
+    several = bool(bracket.name)
+    colour = _colour(bracket.arm) if several else "#6b5a1e"
+    text = f"gain ends between\n{ends[0]} and {ends[1]}"
+    top = 0.985 - 0.1 * row
+    if several:
+        text = f"{bracket.name}: gain ends in {ends[0]} to {ends[1]}"
+        axes.plot(ends, [top, top], transform=axes.get_xaxis_transform(), color=colour, lw=1.4, marker="|", ms=7)
+    else:
+        axes.axvspan(ends[0], ends[1], color="#f0e6c8", alpha=0.8, lw=0, zorder=0)
     axes.text(
-        middle, 0.985 - 0.075 * row, f"{whose}gain ends between\n{bracket.wins_up_to} and {bracket.no_win_from}",
-        transform=axes.get_xaxis_transform(), ha="center", va="top", size=7.5, color="#6b5a1e",
+        (ends[0] * ends[1]) ** 0.5, top - (0.02 if several else 0), text, transform=axes.get_xaxis_transform(),
+        ha="center", va="top", size=7.5, color=colour,
     )  # fmt: skip
 
 
@@ -349,6 +360,10 @@ def _apart(heights: Sequence[float], least: float) -> list[float]:
             if lack > 1e-9:
                 placed[n - 1] -= lack / 2
                 placed[n] += lack / 2
+    for n in range(len(placed)):  # what was pushed over an end comes back and pushes the others
+        placed[n] = max(placed[n], 0.02 + n * least)
+    for n in range(len(placed)):
+        placed[-1 - n] = min(placed[-1 - n], 0.98 - n * least)
     back = [0.0] * len(heights)
     for n, i in enumerate(order):
         back[i] = placed[n]
@@ -385,10 +400,15 @@ def _tail_axes(axes: Axes, ends: Sequence[tuple[str, int, list[float], list[floa
 
 
 def _legend(axes: Axes, arms: Sequence[tuple[str, int]]) -> None:
-    for row, (name, arm) in enumerate(arms):
-        y = 0.95 - 0.06 * row
-        axes.plot([0.80, 0.86], [y, y], transform=axes.transAxes, color=_colour(arm), dashes=_dashes(arm), lw=1.8)
-        axes.text(0.87, y, name, transform=axes.transAxes, color=_colour(arm), size=8.5, va="center", weight="bold")
+    """One row above the axes, where no curve runs."""
+    place, x = axes.transAxes, 0.0
+    for name, arm in arms:
+        colour = _colour(arm)
+        axes.plot([x, x + 0.06], [1.04] * 2, transform=place, clip_on=False, color=colour, dashes=_dashes(arm), lw=1.8)
+            [x, x + 0.06], [1.04, 1.04], transform=place, clip_on=False, color=colour, dashes=_dashes(arm), lw=1.8
+        )
+        axes.text(x + 0.07, 1.04, name, transform=place, color=colour, size=8.5, va="center", weight="bold")
+        x += 0.11 + 0.0145 * len(name)
 
 
 # ---- pools ----------------------------------------------------------------------------------------------------------
@@ -464,10 +484,8 @@ def _draw_spans(top: Axes, bottom: Axes, spans: Sequence[Span]) -> None:
         )  # fmt: skip
 
 
-def _minutes(samples: Sequence[Sample]) -> list[float]:
-    """Ticks at whole minutes, ten at most."""
-    if not samples:
-        return [0.0]
-    end = samples[-1].at_s / 60
-    step = next((s for s in (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 240) if end / s <= 10), 480)
-    return [60 * step * n for n in range(int(end / step) + 1)]
+def _time_step(end_s: float) -> tuple[int, float]:
+    """Seconds in the axis's unit and between its ticks, ten ticks at most."""
+    unit = 60 if end_s >= 120 else 1
+    step = next((s for s in (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 240) if end_s / unit / s <= 10), 480)
+    return unit, step * unit

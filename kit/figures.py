@@ -24,7 +24,7 @@ GAINS = {
     TTFT: "an earlier P99 first token",
     GAP: "a shorter longest silence (P99)",
 }
-WHISKERS = "bars: lowest and highest trial, or the 95 % interval of a quantile"
+WHISKERS = "bars: range of the trials, or a quantile's 95 % interval"
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +120,7 @@ def _brackets(summary: Summary, dataset: str, metric: str) -> list[Bracket]:
     return [
         Bracket(
             name=c.arm if several else "",
+            arm=summary.arms.index(c.arm),
             wins_up_to=c.found.wins_up_to,
             no_win_from=c.found.no_win_from,
         )

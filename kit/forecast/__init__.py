@@ -4,15 +4,28 @@ Pools are ranges over what cannot be known beforehand: what the card has free, a
 between the loads. The ranges come from those uncertainties alone; no measured pool is fitted.
 """
 
+from pathlib import Path
+
 import msgspec
 
 from kit.forecast.memory import NEWEST_READ, Memory, Range, Version, memory_of, version_of
 from kit.forecast.pool import counts_draft, max_running
 from kit.forecast.server import ArmServer, budgets, context_of, over, server_of, slack, starts, tokens_of, whole
 from kit.forecast.shapes import MIB, CannotTell, Facts, Shape, read_facts
-from kit.scenario import Dataset, Scenario
+from kit.models import folder_name
+from kit.scenario import Dataset, Model, Scenario
 
-__all__ = ["ArmForecast", "DraftCost", "Forecast", "Memory", "Range", "forecast", "memory_of", "read_facts"]
+__all__ = [
+    "ArmForecast",
+    "DraftCost",
+    "Forecast",
+    "Memory",
+    "Range",
+    "forecast",
+    "memory_of",
+    "of_scenario",
+    "read_facts",
+]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +85,21 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     draft_cost_mib: float | None
     draft: DraftCost | None
     notes: list[str]
+
+
+def of_scenario(scenario: Scenario, models: Path, card: str | None, free_gib: float | None) -> Forecast:
+    """The forecast for the verb: facts from the models folder or the kit's own, memory by card or free figure.
+
+    With neither card nor figure the card that the scenario expects is taken. Raises UnusableInput.
+    """
+    memory = memory_of(card or None, free_gib, scenario.gpu.expected)
+    draft = _facts_of(scenario.draft, models) if scenario.draft else None
+    return forecast(scenario, _facts_of(scenario.model, models), draft, memory)
+
+
+def _facts_of(model: Model, models: Path) -> Facts:
+    own = Path(model.path)
+    return read_facts(model.path, own if own.is_dir() else models / folder_name(model))
 
 
 def forecast(

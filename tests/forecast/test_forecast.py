@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kit.forecast import Forecast, Memory, Range, forecast, memory_of
+from kit.forecast import Forecast, Memory, Range, forecast, memory_of, of_scenario
 from kit.forecast.pool import cell_bytes, max_running, pool_from_log, pool_tokens
 from kit.forecast.shapes import Facts
 from kit.forecast.text import forecast_json, forecast_text
-from kit.scenario import Scenario
+from kit.scenario import Gpu, Model, Scenario
 from tests.forecast.conftest import facts_of, l4, shape_of
 
 DRAFTS = {"Qwen/Qwen3-8B": "Tengyunw/qwen3_8b_eagle3", "Qwen/Qwen3-30B-A3B": "Tengyunw/qwen3_30b_moe_eagle3"}
@@ -210,3 +210,17 @@ def test_the_forecast_of_the_h200_holds_the_logged_pools(captures: Path) -> None
     for arm, log in (("plain", "moe-qwen3-30b-a3b"), ("eagle3", "moe-eagle3-qwen3-30b-a3b")):
         tokens = logged(captures / f"{log}.log")[3]
         assert pool(found, arm).low <= tokens <= pool(found, arm).high
+
+
+def test_the_verb_needs_neither_weights_nor_a_card(tmp_path: Path) -> None:
+    assert of_scenario(l4(), tmp_path, "L4", None) == on(l4())
+    expected = msgspec.structs.replace(l4(), gpu=Gpu(expected="NVIDIA L4"))
+    assert of_scenario(expected, tmp_path, "", None) == on(l4())
+
+
+def test_the_verb_reads_a_model_of_the_readers_own(tmp_path: Path) -> None:
+    config = {**facts_of("Qwen/Qwen3-8B").config, "num_hidden_layers": 18}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    found = of_scenario(msgspec.structs.replace(l4(), model=Model(path="mine")), tmp_path, "L4", None)
+    assert found.arms["plain"].bytes_per_token == 147_456 // 2
