@@ -4,12 +4,14 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import docker
 import pytest
+from docker.models.containers import Container
 
 from kit import build, image
 from kit.engine import Launch
@@ -109,6 +111,37 @@ def left_over(daemon: docker.DockerClient) -> list[str]:
     mark = {"label": f"{image.KIT}.owner"}
     things = [*daemon.containers.list(all=True, filters=mark), *daemon.networks.list(filters=mark)]
     return [thing.name for thing in [*things, *daemon.volumes.list(filters=mark)]]
+
+
+def containers(daemon: docker.DockerClient, launch: Launch, part: str) -> list[Container]:
+    """The containers of a launch that are its server, or its client."""
+    mark = {"label": f"{image.KIT}.run={launch.label}"}
+    return [c for c in daemon.containers.list(all=True, filters=mark) if c.name.endswith(part)]
+
+
+def in_process(statement: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a statement in a process of its own, which ends as the verbs do."""
+    return subprocess.run(
+        runner(statement), env={**os.environ, **env}, cwd=debian.ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def runner(statement: str) -> list[str]:
+    """The command for a process that runs a statement; SIGTERM ends it in order, as in tasks.py."""
+    lines = [
+        "import signal, sys, time",
+        "from pathlib import Path",
+        "from kit.engine.docker import DockerEngine",
+        "from kit.errors import KitError",
+        "from tests.docker.conftest import STANDIN, make_launch",
+        "def stop(*_): raise KeyboardInterrupt",
+        "signal.signal(signal.SIGTERM, stop)",
+        "try:",
+        *(f"    {line}" for line in statement.splitlines()),
+        "except KitError as error:",
+        "    sys.exit(sys.stderr.write(f'{error}\\n') and error.exit_code)",
+    ]
+    return [sys.executable, "-c", "\n".join(lines)]
 
 
 def _context(recipe: str) -> io.BytesIO:
