@@ -25,7 +25,7 @@ from kit.analysis.crossover import State
 from kit.analysis.judge import Estimate, Judgement, interval, judge, more_seeds
 from kit.analysis.looks import ALPHA, look_level
 from kit.analysis.metrics import Metric
-from kit.analysis.sheet import Entry, Order, point_order
+from kit.analysis.sheet import Entry, Order
 from kit.measurements import RunRecord
 from kit.plan import Point
 
@@ -202,11 +202,3 @@ def noise_floors(sheet: Sequence[Entry], baseline: str) -> list[Noise]:
             df=variance.df,
         ))  # fmt: skip
     return found
-
-
-def undecided(ratios: Sequence[Ratio], judged: Sequence[str] | None = None) -> list[Point]:
-    """The points at which a judged metric is undecided and more seeds may help: where `--until-decided` goes on."""
-    tags = judged or list(CLASSES)
-    return sorted(
-        {r.point for r in ratios if r.metric in tags and r.state == "undecided" and r.more_seeds}, key=point_order
-    )

@@ -15,11 +15,12 @@ from kit.analysis.doubts import doubts
 from kit.analysis.limits import Limit, Pressure, limits, pressures
 from kit.analysis.objectives import Objective, objectives
 from kit.analysis.ratios import Noise, Ratio
-from kit.analysis.sheet import Order, entries
+from kit.analysis.sheet import Order, entries, point_order
 from kit.analysis.table import Row
 from kit.analysis.twins import Twins, twins
 from kit.errors import UnusableInput
 from kit.measurements import Measurements
+from kit.plan import Point
 from kit.scenario import Scenario, Slo
 
 CROSSOVER_METRICS = ("output_throughput_tok_s", "tpot_p50_ms", "ttft_p99_ms", "gap_longest_p99_ms")
@@ -53,7 +54,10 @@ class ArmCrossover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a run. Lists are in the scenario's order; what is not available is None or absent."""
+    """All that is known of a run. Lists are in the scenario's order; what is not available is None or absent.
+
+    `sources` and `ignores_eos` are by data set, `flags` (an arm's own, as one types them) by arm.
+    """
 
     scenario: str
     title: str
@@ -63,6 +67,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     arms: list[str]
     datasets: list[str]
     sources: dict[str, str]
+    ignores_eos: dict[str, bool]
+    flags: dict[str, list[str]]
     seeds: list[int]
     blocks: int
     sittings: int
@@ -107,6 +113,8 @@ def summarise(m: Measurements) -> Summary:
         arms=arms,
         datasets=datasets,
         sources={name: d.source for name, d in scenario.datasets.items()},
+        ignores_eos={name: d.ignore_eos for name, d in scenario.datasets.items()},
+        flags={name: _flags(scenario, name) for name in arms},
         seeds=sorted({e.seed for e in sheet}),
         blocks=len({e.start.aba for e in sheet}),
         sittings=len({e.start.sitting for e in sheet}),
@@ -155,6 +163,14 @@ def _scenario(m: Measurements) -> Scenario:
         raise UnusableInput(f"run.json: the recorded scenario cannot be read by this kit: {error}") from None
 
 
+def _flags(scenario: Scenario, arm: str) -> list[str]:
+    """An arm's own flags as one types them, without those that all arms share."""
+    own = scenario.arms[arm].flags.items()
+    spelt = [f"--{name}" if value is True else f"--{name} {value}" for name, value in own if value is not False]
+    draft = scenario.draft if scenario.arms[arm].draft else None
+    return [*spelt, f"--speculative-draft-model-path {draft.path}"] if draft else spelt
+
+
 def _text(metric: metrics.Metric) -> MetricText:
     return MetricText(
         tag=metric.tag,
@@ -190,3 +206,19 @@ def _arm_crossover(
         found=found,
         limits=limits(at[0]) if at else [],
     )
+
+
+def undecided(summary: Summary) -> list[Point]:
+    """The points at which a verdict waits for more seeds: where `run --until-decided` goes on.
+
+    Throughput and TPOT wherever they are undecided. The P99 TTFT only where no objective judges it and TPOT is
+    faster, since it only ever speaks against a gain. A point that more seeds cannot help is not among them.
+    """
+    faster = {(r.point, r.arm) for r in summary.ratios if r.metric == "tpot_p50_ms" and r.state == "faster"}
+    waits = {
+        r.point
+        for r in summary.ratios
+        if r.family in ratios.CLASSES.values() and r.state == "undecided" and r.more_seeds
+        and (r.metric != "ttft_p99_ms" or (summary.slo is None and (r.point, r.arm) in faster))
+    }  # fmt: skip
+    return sorted(waits, key=point_order)

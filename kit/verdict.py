@@ -1,0 +1,392 @@
+"""On, off or cannot tell, for each traffic class and arm, with its condition; and the five-point checklist.
+
+Knows how a Summary's states turn into advice; knows nothing of how numbers were made or how they are printed. A traffic
+class is a data set and an objective: batch is judged by output throughput, interactive by the time per token, inside
+the scenario's limits on TPOT and P99 TTFT where it has any. Figures of a rehearsal (CPU, random weights, forced accept
+length, random prompts) get 'rehearsal' and never on or off.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from kit.analysis.conditions import RANDOM_SOURCES, Condition, rehearsal_for
+from kit.analysis.crossover import Crossover, State, crossover
+from kit.analysis.limits import limits
+from kit.analysis.ratios import Ratio
+from kit.analysis.summary import Summary
+from kit.analysis.table import Row
+
+Says: TypeAlias = Literal["on", "off", "cannot tell", "rehearsal"]
+Traffic: TypeAlias = Literal["interactive", "batch"]
+Done: TypeAlias = Literal["done", "act", "cannot tell"]
+OWN_PROMPTS = "./inv run --scenario own-prompts --prompts my.jsonl"
+GO_ON = "./inv run --scenario {scenario} --until-decided"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do with one arm for one traffic class. `condition` belongs to `says`: "up to 16 users".
+
+    `up_to` is the highest tested number of users with a shown gain at it and at every tested load below; `flag` is what
+    keeps the server there. `identical` is the share of answers equal to plain's, beside plain's own repeat.
+    """
+
+    dataset: str
+    traffic: Traffic
+    arm: str
+    says: Says
+    condition: str
+    reasons: list[str]
+    crossover: Crossover
+    up_to: int | None
+    flag: str | None
+    identical: float | None
+    plain_identical: float | None
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of a checklist point. `value` None is printed as n/a; `mark` says what it is not: forced, indicative."""
+
+    subject: str
+    name: str
+    value: float | None
+    unit: str = ""
+    mark: str = ""
+
+
+class ChecklistItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the five points: what was found, whether there is something to do, and what to type next."""
+
+    number: int
+    title: str
+    state: Done
+    text: list[str]
+    figures: list[Figure]
+    next: list[str]
+
+
+class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader takes away."""
+
+    verdicts: list[Verdict]
+    checklist: list[ChecklistItem]
+
+
+def conclude(summary: Summary) -> Conclusion:
+    """The verdicts, by data set, arm and traffic, and the checklist."""
+    verdicts = [
+        _verdict(summary, dataset, condition, traffic)
+        for dataset in summary.datasets
+        for condition in summary.conditions
+        if not condition.baseline
+        for traffic in ("interactive", "batch")
+    ]  # fmt: skip
+    points = (_pools, _cap, _own_prompts, _tails, _traffic)
+    return Conclusion(verdicts=verdicts, checklist=[point(summary, verdicts) for point in points])
+
+
+# ---- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def _verdict(summary: Summary, dataset: str, condition: Condition, traffic: Traffic) -> Verdict:
+    states, reasons = (_batch if traffic == "batch" else _interactive)(summary, dataset, condition.arm)
+    found = crossover(states)
+    says, text = _says(found)
+    reasons = [*reasons, *_limits(summary, dataset, condition.arm, states)]
+    rehearsed = rehearsal_for(condition, summary.sources[dataset])
+    if rehearsed:
+        says, text = "rehearsal", f"no verdict stands on {' and '.join(rehearsed)}"
+    twins = [t for t in summary.twins if (t.dataset, t.arm) == (dataset, condition.arm)]
+    return Verdict(
+        dataset=dataset,
+        traffic=traffic,
+        arm=condition.arm,
+        says=says,
+        condition=text,
+        reasons=reasons,
+        crossover=found,
+        up_to=found.wins_up_to,
+        flag=f"--max-running-requests {found.wins_up_to}" if found.wins_up_to else None,
+        identical=_least(t.identical for t in twins),
+        plain_identical=_least(t.plain_identical for t in twins),
+    )
+
+
+def _says(found: Crossover) -> tuple[Says, str]:
+    """A gain that is shown from the lowest load up to N is worth 'on up to N', also when it is open what comes then."""
+    if found.kind == "always":
+        return "on", f"up to {found.wins_up_to} users, the highest tested load"
+    if found.kind == "none":
+        return "off", "at every tested load"
+    if found.wins_up_to is not None:
+        beyond = f"no gain from {found.no_win_from} on" if found.no_win_from is not None else "not known beyond"
+        return "on", f"up to {found.wins_up_to} users; {beyond}"
+    return "cannot tell", found.text.removeprefix("cannot tell: ")
+
+
+def _batch(summary: Summary, dataset: str, arm: str) -> tuple[dict[int, State], list[str]]:
+    ratios = _ratios(summary, dataset, arm, "output_throughput_tok_s")
+    return {c: r.state for c, r in ratios.items()}, [_told("output", c, r) for c, r in ratios.items()]
+
+
+def _interactive(summary: Summary, dataset: str, arm: str) -> tuple[dict[int, State], list[str]]:
+    tpot = _ratios(summary, dataset, arm, "tpot_p50_ms")
+    ttft = _ratios(summary, dataset, arm, "ttft_p99_ms")
+    within = _within(summary, dataset, arm)
+    states: dict[int, State] = {}
+    reasons = []
+    for users, ratio in tpot.items():
+        reasons.append(_told("time per token", users, ratio))
+        states[users] = ratio.state
+        if summary.slo is not None:
+            states[users], why = _inside(ratio.state, within.get(users), users)
+        else:
+            states[users], why = _traded(ratio.state, ttft.get(users), users)
+        reasons += [why] if why else []
+    return states, reasons
+
+
+def _inside(state: State, within: bool | None, users: int) -> tuple[State, str | None]:
+    """With objectives: a load at which the arm misses them is no load to serve, however fast a token comes."""
+    if within is None:
+        return "undecided", f"{users} users: a figure that the limits need is missing"
+    return (state, None) if within else ("no gain", f"{users} users: outside the limits with speculation")
+
+
+def _traded(state: State, ttft: Ratio | None, users: int) -> tuple[State, str | None]:
+    """Without objectives: faster tokens for a later first token are a trade that only the reader can settle."""
+    if state != "faster" or ttft is None:
+        return state, None
+    if ttft.state == "slower":
+        return "undecided", f"{users} users: but the P99 first token comes {ttft.ratio:.2f} times as late; set [slo]"
+    return state, None if ttft.state != "undecided" else f"{users} users: the P99 first token is undecided"
+
+
+def _told(what: str, users: int, ratio: Ratio) -> str:
+    interval = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+    note = f", {ratio.note}" if ratio.note else ""
+    return f"{users} users: {what} {ratio.ratio:.2f} times plain's{interval}, {ratio.state}{note}"
+
+
+def _limits(summary: Summary, dataset: str, arm: str, states: dict[int, State]) -> list[str]:
+    """What holds the arm back at the first load without a shown gain, or at the highest."""
+    if not states:
+        return []
+    users = next((c for c in sorted(states) if states[c] != "faster"), max(states))
+    at = [p for p in summary.pressures
+          if (p.arm, p.dataset, p.point.concurrency, p.point.rate_per_s) == (arm, dataset, users, None)]  # fmt: skip
+    return [f"what limits it at {users} users: {x.text}" for p in at for x in limits(p)]
+
+
+def _ratios(summary: Summary, dataset: str, arm: str, metric: str) -> dict[int, Ratio]:
+    return {
+        r.point.concurrency: r
+        for r in summary.ratios
+        if (r.dataset, r.arm, r.metric, r.point.rate_per_s) == (dataset, arm, metric, None)
+    }
+
+
+def _within(summary: Summary, dataset: str, arm: str) -> dict[int, bool | None]:
+    return {
+        load.concurrency: load.within
+        for o in summary.objectives
+        if (o.dataset, o.arm) == (dataset, arm)
+        for load in o.loads
+    }
+
+
+def _least(shares: Iterable[float | None]) -> float | None:
+    return min((s for s in shares if s is not None), default=None)
+
+
+# ---- the checklist --------------------------------------------------------------------------------------------------
+
+
+def _pools(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
+    figures = [f for c in summary.conditions for f in _pool_figures(c)]
+    short = [
+        (c.arm, fit) for c in summary.conditions for fit in c.fits
+        if not c.baseline and fit.requests < _most_users(summary)
+    ]  # fmt: skip
+    known = all(c.pool_tokens for c in summary.conditions) and len(summary.conditions) > 1
+    text = [_pool_text(c) for c in summary.conditions if not c.baseline]
+    text += [f"{arm} on {fit.dataset}: {fit.requests} requests fit, and the sweep goes to {_most_users(summary)} users"
+             for arm, fit in short]  # fmt: skip
+    return ChecklistItem(
+        number=1,
+        title="The KV pool of the speculative server beside plain's",
+        state="cannot tell" if not known else "act" if short else "done",
+        text=text,
+        figures=figures,
+        next=[f"./inv forecast --scenario {summary.scenario}"] if short or not known else [],
+    )
+
+
+def _pool_figures(c: Condition) -> list[Figure]:
+    forced = "forced" if c.pool_forced else ""
+    found = [Figure(subject=c.arm, name="pool", value=c.pool_tokens, unit="tokens", mark=forced)]
+    if not c.baseline:
+        found.append(Figure(subject=c.arm, name="share of plain's pool lost", value=c.draft_share, mark=forced))
+    found += [Figure(subject=c.arm, name=f"requests that fit, {f.dataset}", value=f.requests) for f in c.fits]
+    return found
+
+
+def _pool_text(c: Condition) -> str:
+    if c.pool_tokens is None:
+        return f"{c.arm}: the server did not say its pool"
+    if c.draft_share is None:
+        why = "a pool was set by --max-total-tokens" if c.pool_forced else "plain's pool is unknown"
+        return f"{c.arm}: {c.pool_tokens} tokens; what the draft takes cannot be read, since {why}"
+    return f"{c.arm}: {c.pool_tokens} tokens, {c.draft_share:.0%} less than plain"
+
+
+def _cap(summary: Summary, verdicts: Sequence[Verdict]) -> ChecklistItem:
+    figures, text, typed, states = [], [], [], set[Done]()
+    for c in (c for c in summary.conditions if not c.baseline):
+        mark = f"{c.cap}, with a warning" if c.cap_warning else c.cap
+        figures.append(Figure(subject=c.arm, name="max_running_requests", value=c.max_running_requests, mark=mark))
+        for v in (v for v in verdicts if v.arm == c.arm):
+            name = f"{v.arm} on {v.dataset}, {v.traffic}"
+            mark = "rehearsal" if v.says == "rehearsal" else ""
+            figures.append(Figure(subject=name, name="gain shown up to", value=v.up_to, unit="users", mark=mark))
+            states.add(_cap_state(c, v))
+            text.append(f"{name}: {v.crossover.text}")
+            if states and _cap_state(c, v) == "act" and v.flag:
+                typed.append(f"{v.flag}  # {name}")
+    return ChecklistItem(
+        number=2,
+        title="A max_running_requests of your own",
+        state=_worst(states),
+        text=text,
+        figures=figures,
+        next=typed or _more(summary, states),
+    )
+
+
+def _cap_state(c: Condition, v: Verdict) -> Done:
+    if v.says == "off":
+        return "done"
+    if v.says not in ("on",) or v.up_to is None:
+        return "cannot tell"
+    return "done" if c.max_running_asked == v.up_to else "act"
+
+
+def _own_prompts(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
+    own = [d for d in summary.datasets if summary.sources[d] not in RANDOM_SOURCES]
+    real = [d for d in own if not summary.ignores_eos[d]]
+    figures = [
+        Figure(subject=f"{r.arm} on {r.dataset}, {r.load}", name="accept length", value=r.cells["accept_length"].value,
+               unit="tokens per step", mark=_forced_mark(summary, r.arm))
+        for r in summary.rows if "accept_length" in r.cells
+    ]  # fmt: skip
+    figures += [
+        Figure(subject=f"{b.arm}, {b.concurrency} users: {b.over} over {b.under}", name=f"{b.kind}, {b.metric}",
+               value=b.factor)
+        for b in summary.biases
+    ]  # fmt: skip
+    text = [
+        f"prompts that are not random: {', '.join(own) or 'none'}",
+        f"of these with their real answer lengths (the end token is heeded): {', '.join(real) or 'none'}",
+    ]
+    text += [f"rehearsal: {reason}" for reason in summary.rehearsal]
+    done = real and not summary.rehearsal
+    return ChecklistItem(
+        number=3,
+        title="Your own prompts with their real answer lengths",
+        state="done" if done else "act",
+        text=text,
+        figures=figures,
+        next=[] if done else [OWN_PROMPTS],
+    )
+
+
+def _forced_mark(summary: Summary, arm: str) -> str:
+    return "forced" if any(c.arm == arm and c.forced_accept_length is not None for c in summary.conditions) else ""
+
+
+TAILS = (("ttft_p50_ms", "ttft_p99_ms"), ("gap_longest_p50_ms", "gap_longest_p99_ms"), ("tpot_p50_ms", "tpot_p99_ms"))
+
+
+def _tails(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
+    """Median and P99 side by side; there is something to do where a P99 got slower."""
+    figures = [f for row in summary.rows for pair in TAILS for f in _tail_figures(row, pair)]
+    figures += [
+        Figure(subject=f"{row.arm} on {row.dataset}, {row.load}", name="itl_sglang_p99_ms", unit="ms",
+               value=row.cells["itl_sglang_p99_ms"].value)
+        for row in summary.rows if "itl_sglang_p99_ms" in row.cells
+    ]  # fmt: skip
+    judged = [r for r in summary.ratios if r.metric in ("ttft_p99_ms", "gap_longest_p99_ms")]
+    slower = [r for r in judged if r.state == "slower"]
+    open_ = [r for r in judged if r.state == "undecided"]
+    text = [f"{r.arm} on {r.dataset}, {r.point.label}: {r.metric} {r.ratio:.2f} times plain's" for r in slower]
+    text += [f"{len(open_)} of {len(judged)} tails are undecided"] if open_ else []
+    state: Done = "act" if slower else "cannot tell" if open_ or not judged else "done"
+    return ChecklistItem(
+        number=4,
+        title="The P99 of first token and of silence, beside the median",
+        state=state,
+        text=text or ["no P99 got slower"] if judged else ["no P99 was compared"],
+        figures=figures,
+        next=_more(summary, {state}) if open_ else [],
+    )
+
+
+def _tail_figures(row: Row, pair: tuple[str, str]) -> list[Figure]:
+    found = []
+    for metric in pair:
+        cell = row.cells.get(metric)
+        indicative = cell is not None and cell.quantile is not None and cell.quantile.indicative
+        found.append(
+            Figure(
+                subject=f"{row.arm} on {row.dataset}, {row.load}",
+                name=metric,
+                value=cell.value if cell else None,
+                unit="ms",
+                mark="indicative" if indicative else "",
+            )
+        )
+    return found
+
+
+def _traffic(summary: Summary, verdicts: Sequence[Verdict]) -> ChecklistItem:
+    decided = [v for v in verdicts if v.says in ("on", "off")]
+    state: Done = "cannot tell" if len(decided) < len(verdicts) or not verdicts else "act" if decided else "done"
+    typed = [
+        f"{_flags(summary, v.arm)} {v.flag}  # {v.arm} on {v.dataset}, {v.traffic}"
+        for v in decided if v.says == "on" and v.flag
+    ]  # fmt: skip
+    figures = [
+        Figure(subject=f"{v.arm} on {v.dataset}, {v.traffic}", name="answers identical to plain's", value=v.identical)
+        for v in verdicts
+    ]
+    return ChecklistItem(
+        number=5,
+        title="On for which traffic, off for which",
+        state=state,
+        text=[f"{v.arm} on {v.dataset}, {v.traffic}: {v.says}, {v.condition}" for v in verdicts],
+        figures=figures,
+        next=typed or _more(summary, {state}),
+    )
+
+
+def _flags(summary: Summary, arm: str) -> str:
+    return " ".join(summary.flags[arm])
+
+
+def _worst(states: set[Done]) -> Done:
+    for state in ("act", "cannot tell", "done"):
+        if state in states:
+            return state
+    return "cannot tell"
+
+
+def _more(summary: Summary, states: set[Done]) -> list[str]:
+    """What to type when something cannot be told: real figures first, then more seeds."""
+    if "cannot tell" not in states and states:
+        return []
+    return [OWN_PROMPTS] if summary.rehearsal else [GO_ON.format(scenario=summary.scenario)]
+
+
+def _most_users(summary: Summary) -> int:
+    return max((r.point.concurrency for r in summary.rows), default=0)
