@@ -14,7 +14,7 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -109,10 +109,11 @@ def publish(
     into: Path,
     archive: bool = False,
     names: dict[str, str] | None = None,
-    report: Callable[[Path], object] | None = None,
+    report: Callable[[Path], Mapping[str, str]] | None = None,
 ) -> Published:
-    """Writes the run as a folder `into`, or as `into`.tar.gz; `report` writes the report into the cleaned folder.
+    """Writes the run as a folder `into`, or as `into`.tar.gz.
 
+    `report` makes the report's files, by name, from the cleaned folder; they go to `report/`.
     Raises UnusableInput for a run that is damaged or not finished, and for a place that is taken.
     """
     _may_publish(run, into, archive)
@@ -124,8 +125,8 @@ def publish(
         _seal_again(folder)
         measurements.read(folder)
         (folder / "README.md").write_text(readme(folder), encoding="utf-8")
-        if report is not None:
-            report(folder)
+        for name, text in (report(folder) if report else {}).items():
+            measurements.write_whole(folder / "report" / name, text.encode())
         manifest = _write_sums(folder)
         files, size = _extent(folder)
         if archive:
@@ -226,8 +227,7 @@ def readme(folder: Path) -> str:
             "    ./inv run --like HERE         # the same requests on your own machine",
             "    sha256sum --check SHA256SUMS",
             "",
-            "`verify --expect` takes the manifest's own hash (`sha256sum SHA256SUMS`): have it from the publisher, not from",
-            "here.",
+            "`verify --expect` takes the manifest's own hash (`sha256sum SHA256SUMS`): ask the publisher.",
             "",
             *pins,
             "",
