@@ -405,8 +405,6 @@ def _legend(axes: Axes, arms: Sequence[tuple[str, int]]) -> None:
     for name, arm in arms:
         colour = _colour(arm)
         axes.plot([x, x + 0.06], [1.04] * 2, transform=place, clip_on=False, color=colour, dashes=_dashes(arm), lw=1.8)
-            [x, x + 0.06], [1.04, 1.04], transform=place, clip_on=False, color=colour, dashes=_dashes(arm), lw=1.8
-        )
         axes.text(x + 0.07, 1.04, name, transform=place, color=colour, size=8.5, va="center", weight="bold")
         x += 0.11 + 0.0145 * len(name)
 

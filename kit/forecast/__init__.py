@@ -15,6 +15,8 @@ from kit.forecast.shapes import MIB, CannotTell, Facts, Shape, read_facts
 from kit.models import folder_name
 from kit.scenario import Dataset, Model, Scenario
 
+ASSUMED: Version = (0, 5, 17)  # the version whose rules were checked against captures
+
 __all__ = [
     "ArmForecast",
     "DraftCost",
@@ -108,11 +110,11 @@ def forecast(
     """The pools of every arm of a scenario.
 
     `draft` are the facts of the scenario's draft, None when it has none. `sglang` overrides the image's version; with
-    neither, the newest rules are taken and the notes say so.
+    neither, the rules of ASSUMED are taken and the notes say so.
     """
     text = sglang or (scenario.image.sglang if scenario.image else None)
     version = version_of(text)
-    known = version or NEWEST_READ
+    known = version or ASSUMED
     servers: dict[str, ArmServer] = {}
     arms: dict[str, ArmForecast] = {}
     for name, arm in scenario.arms.items():
@@ -164,9 +166,10 @@ def _arm_notes(server: ArmServer, fit: dict[str, Range[int]], lengths: dict[str,
     notes = []
     if "mem-fraction-static" not in server.flags:
         low, high = server.fraction.low, server.fraction.high
+        gives = f"{low:g}" if low == high else f"{low:g} to {high:g}"
         notes.append(
-            f"--mem-fraction-static is not set: SGLang's rule gives {low:g} to {high:g} here, and the rule changed "
-            f"between versions; set it"
+            f"--mem-fraction-static is not set: SGLang's rule gives {gives} here, and the rule changed between "
+            f"versions; set it"
         )
     notes += [
         f"a request of {lengths[name]:,} tokens ({name}) may not fit the pool at all"
@@ -217,7 +220,7 @@ def _spread(values: list[int]) -> Range[int] | None:
 def _notes(version: Version | None, known: Version, target: Facts, draft: Facts | None) -> list[str]:
     notes = []
     if version is None:
-        notes.append("the scenario names no SGLang version: the rules of 0.5.14 and later are taken")
+        notes.append("the scenario names no SGLang version: the rules of 0.5.17 are taken")
     elif known > NEWEST_READ:
         notes.append("this SGLang is newer than the versions whose rules were read (to 0.5.23)")
     for facts in (target, draft):

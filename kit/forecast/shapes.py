@@ -83,10 +83,10 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def known_facts(model_id: str, folder: Path = KNOWN) -> Facts | None:
-    """The facts that the kit ships for a hub id, or None."""
+    """The facts that the kit ships for a hub id, or under the name of its file, or None."""
     for path in sorted(folder.glob("*.json")):
         facts = msgspec.json.decode(path.read_bytes(), type=Facts)
-        if facts.id == model_id:
+        if model_id in (facts.id, path.stem):
             return facts
     return None
 

@@ -60,15 +60,17 @@ def _draft_lines(f: Forecast) -> list[str]:
 
 
 def _loss_lines(f: Forecast, cost: DraftCost) -> list[str]:
-    lines = []
-    if cost.tokens:
-        users = "; ".join(
-            f"{_span(lost)} requests of {f.request_tokens[name]:,} tokens ({name})"
-            for name, lost in cost.requests.items()
-        )
-        lines.append(
-            f"Against {f.baseline} that is {_span(cost.tokens)} tokens of pool" + (f": {users}." if users else ".")
-        )
+    if cost.tokens is None:
+        return []
+    if cost.tokens.high == 0:
+        return ["--max-total-tokens sets both pools below what the memory gives: here the draft costs no pool."]
+    users = "; ".join(
+        f"{_span(lost)} requests of {f.request_tokens[name]:,} tokens ({name})" for name, lost in cost.requests.items()
+    )
+    lines = [f"Against {f.baseline} that is {_span(cost.tokens)} tokens of pool" + (f": {users}." if users else ".")]
+    pool = f.arms[cost.arm].pool_tokens
+    if pool and pool.low == pool.high:
+        return [f"--max-total-tokens sets {cost.arm}'s pool below what the memory gives: the draft costs none of it."]
     if cost.freed_mib:
         lines.append(
             f"{cost.freed_mib:,.0f} MiB of it are a second copy of the embedding that is dropped right after the pool "
@@ -83,17 +85,23 @@ def _loss_lines(f: Forecast, cost: DraftCost) -> list[str]:
 
 
 def _arm_lines(f: Forecast) -> list[str]:
-    lines = []
+    """What is to be said of arms; arms of which the same holds share a line."""
+    arms_by_line: dict[str, list[str]] = {}
     for name, arm in f.arms.items():
-        if arm.cannot_tell:
-            lines.append(f"{name}: cannot tell: {arm.cannot_tell}.")
-            continue
-        if arm.capped_by_speculation and arm.max_running_requests:
-            lines.append(f"{name}: {_cap(arm)}")
-        if arm.starts == "no":
-            lines.append(f"{name}: the weights leave nothing for the pool: raise --mem-fraction-static or free memory.")
-        lines += [f"{name}: {note}." for note in arm.notes]
-    return lines
+        for line in _said(arm):
+            arms_by_line.setdefault(line, []).append(name)
+    return [f"{', '.join(arms)}: {line}" for line, arms in arms_by_line.items()]
+
+
+def _said(arm: ArmForecast) -> list[str]:
+    if arm.cannot_tell:
+        return [f"cannot tell: {arm.cannot_tell}."]
+    lines = [_cap(arm)] if arm.capped_by_speculation else []
+    if arm.starts == "no":
+        lines.append("the weights leave nothing for the pool: raise --mem-fraction-static or free memory.")
+    if arm.starts == "cannot tell":
+        lines.append("whether it starts depends on memory that is not known beforehand.")
+    return lines + [f"{note}." for note in arm.notes]
 
 
 def _cap(arm: ArmForecast) -> str:

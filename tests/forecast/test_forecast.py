@@ -118,7 +118,7 @@ def test_an_unknown_target_cannot_be_told_in_any_arm() -> None:
     assert {arm.starts for arm in found.arms.values()} == {"cannot tell"}
     assert all(arm.pool_tokens is None for arm in found.arms.values())
     assert found.draft_cost_mib is None
-    assert "plain: cannot tell: architecture OddForCausalLM: no rule" in forecast_text(found)
+    assert "plain, eagle3, ngram: cannot tell: architecture OddForCausalLM: no rule" in forecast_text(found)
 
 
 def test_an_unknown_draft_leaves_the_other_arms_told() -> None:
@@ -224,3 +224,13 @@ def test_the_verb_reads_a_model_of_the_readers_own(tmp_path: Path) -> None:
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
     found = of_scenario(msgspec.structs.replace(l4(), model=Model(path="mine")), tmp_path, "L4", None)
     assert found.arms["plain"].bytes_per_token == 147_456 // 2
+
+
+def test_a_pool_that_is_capped_anyway_loses_nothing_to_the_draft() -> None:
+    text = forecast_text(on(l4(max_total_tokens=9_951), memory_of("H200", None)))
+    assert "here the draft costs no pool" in text
+    assert "never come back" not in text
+
+
+def test_arms_of_which_the_same_holds_share_a_line() -> None:
+    assert "- eagle3, ngram: no --max-running-requests is set" in forecast_text(on(l4(), memory_of("H200", None)))

@@ -110,6 +110,10 @@ def test_an_unknown_model_says_the_way_out() -> None:
         read_facts("no/such", None)
 
 
+def test_shipped_facts_are_found_by_hub_id_and_by_file_name() -> None:
+    assert facts_of("qwen3-8b-eagle3") == facts_of("Tengyunw/qwen3_8b_eagle3")
+
+
 def test_every_shipped_fact_names_its_source() -> None:
     paths = list(KNOWN.glob("*.json"))
     assert len(paths) == 4
