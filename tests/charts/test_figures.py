@@ -1,4 +1,5 @@
 import xml.etree.ElementTree as ET
+from functools import cache
 
 import msgspec
 import pytest
@@ -22,6 +23,12 @@ def charts_of(m: Measurements) -> dict[str, figures.Chart]:
     return {c.file: c for c in figures.draw(summarise(m), m)}
 
 
+@cache
+def crossing() -> dict[str, figures.Chart]:
+    """Drawn once for all tests: the same records give the same charts."""
+    return charts_of(build(CROSSING))
+
+
 def with_card(m: Measurements, lock: LockRecord) -> Measurements:
     def sampled(trial: TrialData) -> TrialData:
         start = trial.record.zero_monotonic_s
@@ -36,7 +43,7 @@ def with_card(m: Measurements, lock: LockRecord) -> Measurements:
 
 
 def test_a_run_gets_its_charts_and_each_is_svg() -> None:
-    found = charts_of(build(CROSSING))
+    found = crossing()
     assert list(found) == [
         "charts/pools.svg",
         "charts/output-own.svg",
@@ -50,8 +57,7 @@ def test_a_run_gets_its_charts_and_each_is_svg() -> None:
 
 
 def test_the_crossover_is_said_and_shaded() -> None:
-    m = build(CROSSING)
-    chart = charts_of(m)["charts/output-own.svg"]
+    chart = crossing()["charts/output-own.svg"]
     assert chart.title == "eagle3 has more output up to 8 users and not from 32 on"
     assert "#f0e6c8" in chart.svg
 
@@ -63,12 +69,12 @@ def test_a_gain_everywhere_shades_nothing() -> None:
 
 
 def test_the_pool_chart_says_what_the_draft_took() -> None:
-    title = charts_of(build(CROSSING))["charts/pools.svg"].title
+    title = crossing()["charts/pools.svg"].title
     assert title.startswith("eagle3 has 59 % less pool than plain: 15 requests of 640 tokens fit instead of 37")
 
 
 def test_the_gaps_are_those_of_the_load_where_the_gain_ends() -> None:
-    assert "at 32 users" in charts_of(build(CROSSING))["charts/gaps-own.svg"].title
+    assert "at 32 users" in crossing()["charts/gaps-own.svg"].title
 
 
 def test_a_rehearsal_says_so_on_every_chart() -> None:
@@ -79,7 +85,7 @@ def test_a_rehearsal_says_so_on_every_chart() -> None:
 
 
 def test_a_real_run_has_no_such_words() -> None:
-    assert all("Rehearsal" not in c.svg for c in charts_of(build(CROSSING)).values())
+    assert all("Rehearsal" not in c.svg for c in crossing().values())
 
 
 @pytest.mark.parametrize(
@@ -107,5 +113,4 @@ def test_one_arm_alone_is_drawn_without_a_comparison() -> None:
 
 
 def test_the_same_records_give_the_same_charts() -> None:
-    m = build(CROSSING)
-    assert figures.draw(summarise(m), m) == figures.draw(summarise(m), m)
+    assert charts_of(build(CROSSING)) == crossing()
