@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from kit.analysis.conditions import RANDOM_SOURCES
-from kit.analysis.noise import Variance, added, t_quantile
+from kit.analysis.noise import Variance, added, seed_variance, t_quantile
 from kit.analysis.ratios import Ratio
 from kit.plan import Point
 from kit.scenario import Dataset
@@ -88,8 +88,5 @@ def _bias(
 
 def _spread(ratio: Ratio) -> Variance | None:
     """The variance of the mean log ratio over seeds."""
-    logs = [log(s.ratio) for s in ratio.per_seed]
-    if len(logs) < 2:
-        return None
-    mean = sum(logs) / len(logs)
-    return Variance(sum((x - mean) ** 2 for x in logs) / (len(logs) - 1) / len(logs), len(logs) - 1)
+    single = seed_variance([log(s.ratio) for s in ratio.per_seed])
+    return Variance(single.value / len(ratio.per_seed), single.df) if single else None

@@ -1,11 +1,14 @@
 """Under which conditions each arm was measured: what its servers said of themselves, over all its starts."""
 
 from collections.abc import Callable, Sequence
+from statistics import fmean, median
 
 import msgspec
 
+from kit.analysis.gpu import GpuSummary
 from kit.analysis.metrics import succeeded
-from kit.measurements import Measurements, ServerFacts, ServerRecord, TrialData
+from kit.analysis.sheet import Entry
+from kit.measurements import Measurements, ServerFacts, ServerRecord
 from kit.scenario import Scenario
 
 RANDOM_SOURCES = ("random", "random-ids")
@@ -17,6 +20,16 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str
     mean_tokens: float
     requests: int
+
+
+class Cards(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cards did over an arm's trials: medians and means over trials, the worst share and temperature."""
+
+    sm_clock_mhz: float | None
+    held_share: float | None
+    mean_power_w: float | None
+    temperature_max_c: int | None
+    reasons_s: dict[str, float]
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +71,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     ready_after_s: float | None
     argv: list[str]
     env: dict[str, str]
+    cards: Cards | None
     mismatches: list[str]
     differs: list[str]
 
@@ -68,20 +82,20 @@ FIT_NOTE = (
 )
 
 
-def conditions(m: Measurements, scenario: Scenario, trials: Sequence[TrialData]) -> list[Condition]:
+def conditions(m: Measurements, scenario: Scenario, sheet: Sequence[Entry]) -> list[Condition]:
     """One for each arm of the scenario that started at least once, the baseline first."""
     arms = [scenario.baseline, *(a for a in scenario.arms if a != scenario.baseline)]
     servers = {arm: [s for _, s in m.servers if s.arm == arm] for arm in arms}
     plain = servers[scenario.baseline]
     return [
-        _condition(arm, servers[arm], plain, [t for t in trials if t.record.arm == arm], scenario)
+        _condition(arm, servers[arm], plain, [e for e in sheet if e.arm == arm], scenario)
         for arm in arms
         if servers[arm]
     ]
 
 
 def _condition(
-    arm: str, servers: list[ServerRecord], plain: list[ServerRecord], trials: list[TrialData], scenario: Scenario
+    arm: str, servers: list[ServerRecord], plain: list[ServerRecord], sheet: list[Entry], scenario: Scenario
 ) -> Condition:
     last, facts = servers[-1], [s.facts for s in servers]
     f = facts[-1]
@@ -100,7 +114,7 @@ def _condition(
         draft_pool_tokens=draft_pools[0] if draft_pools else None,
         pool_forced=forced,
         draft_share=None if arm == scenario.baseline else _draft_share(facts, [s.facts for s in plain]),
-        fits=_fits(f.pool_tokens, trials, list(scenario.datasets)),
+        fits=_fits(f.pool_tokens, sheet, list(scenario.datasets)),
         max_running_requests=f.max_running_requests,
         max_running_asked=f.max_running_requests_asked,
         cap="default" if f.max_running_requests_asked is None else "asked",
@@ -120,6 +134,7 @@ def _condition(
         ready_after_s=last.ready_after_s,
         argv=last.argv,
         env=last.env,
+        cards=_cards([e.cards for e in sheet if e.cards]),
         mismatches=sorted({x for each in facts for x in each.mismatches}),
         differs=_differs(facts),
     )
@@ -135,20 +150,37 @@ def _draft_share(arm: list[ServerFacts], plain: list[ServerFacts]) -> float | No
     return 1 - (sum(pools[0]) / len(pools[0])) / (sum(pools[1]) / len(pools[1]))
 
 
-def _fits(pool_tokens: int | None, trials: list[TrialData], datasets: list[str]) -> list[Fit]:
+def _fits(pool_tokens: int | None, sheet: list[Entry], datasets: list[str]) -> list[Fit]:
     found = []
     for dataset in datasets:
         lengths = [
             r.prompt_tokens + r.completion_tokens
-            for t in trials
-            if t.record.dataset == dataset
-            for r in succeeded(t)
+            for e in sheet
+            if e.point.dataset == dataset
+            for r in succeeded(e.trial)
             if r.prompt_tokens is not None and r.completion_tokens is not None
         ]
         mean = sum(lengths) / len(lengths) if lengths else 0
         if pool_tokens and mean:
             found.append(Fit(dataset=dataset, mean_tokens=mean, requests=int(pool_tokens // mean)))
     return found
+
+
+def _cards(seen: list[GpuSummary]) -> Cards | None:
+    if not seen:
+        return None
+    clocks = [c.sm_clock_mhz for c in seen if c.sm_clock_mhz is not None]
+    powers = [c.mean_power_w for c in seen if c.mean_power_w is not None]
+    reasons: dict[str, float] = {}
+    for name, seconds in (item for c in seen for item in (c.reasons_s or {}).items()):
+        reasons[name] = reasons.get(name, 0.0) + seconds
+    return Cards(
+        sm_clock_mhz=median(clocks) if clocks else None,
+        held_share=min((c.held_share for c in seen if c.held_share is not None), default=None),
+        mean_power_w=fmean(powers) if powers else None,
+        temperature_max_c=max((c.temperature_max_c for c in seen if c.temperature_max_c is not None), default=None),
+        reasons_s=dict(sorted(reasons.items())),
+    )
 
 
 def _differs(facts: list[ServerFacts]) -> list[str]:

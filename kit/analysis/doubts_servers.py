@@ -5,7 +5,6 @@ from math import log
 
 from kit.analysis import gpu
 from kit.analysis.doubt import Case, Check, Doubt, Severity, loads
-from kit.analysis.metrics import duration_s, output_tokens
 from kit.analysis.ratios import CLASSES
 from kit.analysis.sheet import Entry
 from kit.measurements import LockRecord
@@ -114,7 +113,8 @@ def cards(case: Case) -> Iterable[Doubt]:
     locks = {s.number: s.lock for s in case.m.sittings}
     found: dict[tuple[str, gpu.Kind], list[tuple[gpu.Fault, Entry]]] = {}
     for entry in case.sheet:
-        for fault in _faults(entry, locks.get(entry.start.sitting, LockRecord())):
+        lock = locks.get(entry.start.sitting, LockRecord())
+        for fault in gpu.faults(entry.cards, lock) if entry.cards else []:
             found.setdefault((entry.arm, fault.kind), []).append((fault, entry))
     for (arm, kind), faults in found.items():
         worst = max((f for f, _ in faults), key=lambda f: f.number)
@@ -123,16 +123,6 @@ def cards(case: Case) -> Iterable[Doubt]:
             tag=kind, subject=arm, text=f"{worst.text} ({len(faults)} trials, at {loads([e for _, e in faults])})",
             number=worst.number, limit=worst.limit, advice=advice, severity=severity,
         )  # fmt: skip
-
-
-def _faults(entry: Entry, lock: LockRecord) -> list[gpu.Fault]:
-    seconds = duration_s(entry.trial)
-    if not entry.trial.gpu or not seconds:
-        return []
-    first = min(r.sent_s for r in entry.trial.requests if r.sent_s is not None and r.chunks and r.error is None)
-    start = entry.trial.record.zero_monotonic_s + first
-    seen = gpu.summarize(entry.trial.gpu, lock, (start, start + seconds), output_tokens(entry.trial))
-    return gpu.faults(seen, lock) if seen else []
 
 
 CHECKS: tuple[Check, ...] = (

@@ -34,6 +34,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     trial: PerTrial | None = None
     request: PerRequest | None = None
     pool: float | None = None
+    many: bool = False
     scale: float = 1.0
     compared: bool = False
     judged: bool = False
@@ -41,8 +42,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_quantile(self) -> bool:
-        """Whether an order-statistic interval exists for the pooled value."""
-        return self.request is not None and self.pool is not None
+        """Whether the pooled value gets an order-statistic interval."""
+        return self.request is not None and self.pool is not None and not self.many
 
 
 # ---- one request ----------------------------------------------------------------------------------------------------
@@ -120,14 +121,17 @@ def _some(value: float | None) -> Iterable[float]:
 # ---- one trial ------------------------------------------------------------------------------------------------------
 
 
-def duration_s(trial: TrialData) -> float | None:
-    """Seconds from the first request sent to the last token; None without a success."""
+def window_s(trial: TrialData) -> tuple[float, float] | None:
+    """From the first request sent to the last token, in the trial's seconds; None without a success."""
     done = succeeded(trial)
     sent = [r.sent_s for r in done if r.sent_s is not None]
-    if not sent:
-        return None
-    seconds = max(r.chunks[-1][0] for r in done) - min(sent)
-    return seconds if seconds > 0 else None
+    return (min(sent), max(r.chunks[-1][0] for r in done)) if sent else None
+
+
+def duration_s(trial: TrialData) -> float | None:
+    """The length of that window; None when it is empty."""
+    window = window_s(trial)
+    return window[1] - window[0] if window and window[1] > window[0] else None
 
 
 def output_tokens(trial: TrialData) -> int | None:
@@ -149,10 +153,10 @@ def _request_throughput(trial: TrialData) -> float | None:
 
 def _peak_throughput(trial: TrialData) -> float | None:
     """Tokens of the fullest of the windows of about one second that tile the trial: so never below the average."""
-    seconds, done = duration_s(trial), succeeded(trial)
-    if not seconds:
+    window, seconds, done = window_s(trial), duration_s(trial), succeeded(trial)
+    if window is None or not seconds:
         return None
-    start = min(r.sent_s for r in done if r.sent_s is not None)
+    start = window[0]
     windows = max(1, int(seconds / PEAK_WINDOW_S))
     times = np.array([c[0] for r in done for c in r.chunks]) - start
     weights = np.array([c[1] for r in done for c in r.chunks])
@@ -210,16 +214,17 @@ def retractions(trial: TrialData) -> float | None:
     return float(max(sum(own), log.retracted_requests)) if own or log.decode_lines else None
 
 
-def joules_per_token(trial: TrialData) -> float | None:
-    """Energy of all cards from the first request sent to the last token, over the completion tokens."""
-    done, tokens = succeeded(trial), output_tokens(trial)
-    sent = [r.sent_s for r in done if r.sent_s is not None]
-    if not sent or not tokens or not trial.gpu:
+def cards(trial: TrialData, lock: LockRecord) -> gpu.GpuSummary | None:
+    """What the cards did from the first request sent to the last token; None where none was sampled."""
+    window, zero_s = window_s(trial), trial.record.zero_monotonic_s
+    if window is None or not trial.gpu:
         return None
-    zero_s = trial.record.zero_monotonic_s
-    window = (zero_s + min(sent), zero_s + max(r.chunks[-1][0] for r in done))
-    cards = gpu.summarize(trial.gpu, LockRecord(), window, tokens)
-    return cards.joules_per_output_token if cards else None
+    return gpu.summarize(trial.gpu, lock, (zero_s + window[0], zero_s + window[1]), output_tokens(trial))
+
+
+def _joules_per_token(trial: TrialData) -> float | None:
+    seen = cards(trial, LockRecord())
+    return seen.joules_per_output_token if seen else None
 
 
 # ---- the registry ---------------------------------------------------------------------------------------------------
@@ -273,13 +278,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         tag="itl_sglang_p50_ms", heading="ITL p50 (SGLang)", unit="ms", better="lower", request=_itl_sglang, pool=0.5,
-        scale=1e3,
+        many=True, scale=1e3,
         definition="Each gap divided by the tokens of its chunk and repeated for each of them, as SGLang's own client "
         "prints it; this hides bursts, and is kept so that published figures compare.",
     ),
     Metric(
         tag="itl_sglang_p99_ms", heading="ITL p99 (SGLang)", unit="ms", better="lower", request=_itl_sglang, pool=0.99,
-        scale=1e3, compared=True, definition="The 99th percentile of the same.",
+        many=True, scale=1e3, compared=True, definition="The 99th percentile of the same.",
     ),
     Metric(
         tag="gap_longest_p50_ms", heading="Longest gap p50", unit="ms", better="lower", request=_longest_gap, pool=0.5,
@@ -295,7 +300,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         tag="gap_pooled_p99_ms", heading="Gap p99 (pooled)", unit="ms", better="lower", request=gaps_s, pool=0.99,
-        scale=1e3, digits=1, definition="The 99th percentile over all gaps of all requests: shown, not judged.",
+        many=True, scale=1e3, digits=1,
+        definition="The 99th percentile over all gaps of all requests: shown, not judged.",
     ),
     Metric(
         tag="e2e_p50_ms", heading="End to end p50", unit="ms", better="lower", request=lambda r: _some(e2e_s(r)),
@@ -329,7 +335,7 @@ METRICS: tuple[Metric, ...] = (
         definition="Tokens over chunks that carried tokens.",
     ),
     Metric(
-        tag="joules_per_token", heading="Energy", unit="J/tok", better="lower", trial=joules_per_token, compared=True,
+        tag="joules_per_token", heading="Energy", unit="J/tok", better="lower", trial=_joules_per_token, compared=True,
         digits=3, definition="Energy of whole cards over the trial, by their counter or their power, over completion "
         "tokens.",
     ),

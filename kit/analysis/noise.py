@@ -16,10 +16,11 @@ for each pair, which is the variance of a mean of squares of equally correlated 
 """
 
 from collections.abc import Sequence
+from math import exp, inf, isinf, log
+from statistics import fmean
 
 import msgspec
-import numpy as np
-from scipy.special import polygamma, stdtr, stdtrit
+from scipy.special import psi, stdtr, stdtrit, zeta
 
 ABA = (3 / 4) ** 0.5
 """Turns D = mean log(last / first) into a draw of the error of spec / geometric mean of first and last."""
@@ -32,27 +33,37 @@ class Variance(msgspec.Struct, frozen=True):
     df: float
 
 
+def seed_variance(values: Sequence[float]) -> Variance | None:
+    """The sample variance of single values; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    return Variance(_square_sum(values, fmean(values)) / (len(values) - 1), len(values) - 1)
+
+
 def restart_variance(contrasts: Sequence[Sequence[float]]) -> Variance | None:
     """The variance of one block's mean log ratio; each inner sequence holds the points of one pair of starts."""
-    groups = [np.asarray(c, dtype=float) for c in contrasts if len(c)]
+    groups = [c for c in contrasts if len(c)]
     count = sum(len(g) for g in groups)
     if not count:
         return None
     size = count / len(groups)
     shared = 1 + (size - 1) * _intraclass(groups) ** 2
-    return Variance(float(sum((g**2).sum() for g in groups) / count), count / shared)
+    return Variance(sum(_square_sum(g, 0.0) for g in groups) / count, count / shared)
 
 
-def _intraclass(groups: list["np.ndarray[tuple[int], np.dtype[np.float64]]"]) -> float:
+def _intraclass(groups: Sequence[Sequence[float]]) -> float:
     """The correlation of points that share a pair of starts, between 0 and 1, by the analysis of variance."""
     count = sum(len(g) for g in groups)
     if count == len(groups):
         return 0.0
-    between = sum(len(g) * g.mean() ** 2 for g in groups) / len(groups)
-    within = sum(((g - g.mean()) ** 2).sum() for g in groups) / (count - len(groups))
-    size = count / len(groups)
-    whole = between + (size - 1) * within
-    return max(0.0, float((between - within) / whole)) if whole > 0 else 0.0
+    between = sum(len(g) * fmean(g) ** 2 for g in groups) / len(groups)
+    within = sum(_square_sum(g, fmean(g)) for g in groups) / (count - len(groups))
+    whole = between + (count / len(groups) - 1) * within
+    return max(0.0, (between - within) / whole) if whole > 0 else 0.0
+
+
+def _square_sum(values: Sequence[float], about: float) -> float:
+    return sum((v - about) ** 2 for v in values)
 
 
 def helmert(means: Sequence[float]) -> list[float]:
@@ -79,29 +90,33 @@ def moderate(variances: Sequence[Variance | None]) -> list[Variance | None]:
 
 def _prior(known: list[Variance]) -> Variance:
     """The common variance and how many degrees of freedom it is worth."""
-    halves = np.array([v.df / 2 for v in known])
-    logs = np.log([v.value for v in known]) - polygamma(0, halves) + np.log(halves)
-    beyond = float(np.var(logs, ddof=1) - polygamma(1, halves).mean())
+    logs = [log(v.value) - float(psi(v.df / 2)) + log(v.df / 2) for v in known]
+    mean = fmean(logs)
+    beyond = _square_sum(logs, mean) / (len(logs) - 1) - fmean(_trigamma(v.df / 2) for v in known)
     if beyond <= 0:
         total = sum(v.df for v in known)
-        return Variance(sum(v.value * v.df for v in known) / total, np.inf)
+        return Variance(sum(v.value * v.df for v in known) / total, inf)
     half = _inverse_trigamma(beyond)
-    return Variance(float(np.exp(logs.mean() + polygamma(0, half) - np.log(half))), 2 * half)
+    return Variance(exp(mean + float(psi(half)) - log(half)), 2 * half)
 
 
 def _drawn(own: Variance, prior: Variance) -> Variance:
-    if np.isinf(prior.df):
+    if isinf(prior.df):
         return prior
     df = own.df + prior.df
     return Variance((own.value * own.df + prior.value * prior.df) / df, df)
 
 
+def _trigamma(x: float) -> float:
+    return float(zeta(2, x))
+
+
 def _inverse_trigamma(y: float) -> float:
-    """x with trigamma(x) = y, by Newton's steps on 1/trigamma, which is nearly straight."""
+    """x with trigamma(x) = y, by Newton's steps on 1/trigamma, which is nearly straight (its slope: -2 zeta(3, x))."""
     x = 0.5 + 1 / y
     for _ in range(50):
-        value = float(polygamma(1, x))
-        step = value * (1 - value / y) / float(polygamma(2, x))
+        value = _trigamma(x)
+        step = value * (1 - value / y) / (-2 * float(zeta(3, x)))
         x += step
         if abs(step) < 1e-9 * x:
             break

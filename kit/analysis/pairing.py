@@ -6,9 +6,9 @@ Knows nothing of what is concluded.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import log
+from statistics import fmean
 
 import msgspec
-import numpy as np
 
 from kit.analysis import noise
 from kit.analysis.judge import Estimate
@@ -68,7 +68,7 @@ def gains_at(values: Values, arm: str, point: Point) -> Gains | None:
             plain = values.plain_pair(point, seed, start.aba)
             if plain:
                 gains = whole if len(plain) == 2 else half
-                gains[seed][start.aba] = sign * (log(number) - float(np.mean(np.log(plain))))
+                gains[seed][start.aba] = sign * (log(number) - fmean(map(log, plain)))
     untrusted = values.untrusted.get((arm, point)) or values.untrusted.get((values.baseline, point))
     if whole:
         return Gains(dict(whole), True, untrusted)
@@ -84,7 +84,7 @@ def plain_contrasts(values: Values) -> dict[tuple[int, int], dict[Point, float]]
                 pair = values.plain_pair(point, seed, block)
                 if len(pair) == 2:
                     found[block][point].append(log(pair[1] / pair[0]))
-    return {b: {p: float(np.mean(v)) for p, v in sorted(at.items())} for b, at in sorted(found.items())}
+    return {b: {p: fmean(v) for p, v in sorted(at.items())} for b, at in sorted(found.items())}
 
 
 def block_contrasts(gains: Mapping[Point, Gains]) -> list[list[float]]:
@@ -96,7 +96,7 @@ def block_contrasts(gains: Mapping[Point, Gains]) -> list[list[float]]:
             for block, gain in seed_gains.items():
                 by_block[block].append(gain)
         if at.complete:
-            for k, value in enumerate(noise.helmert([float(np.mean(by_block[b])) for b in sorted(by_block)])):
+            for k, value in enumerate(noise.helmert([fmean(by_block[b]) for b in sorted(by_block)])):
                 moved[k].append(value)
     return [moved[k] for k in sorted(moved)]
 
@@ -110,11 +110,11 @@ def estimate_all(
     """The estimates of one arm and metric. `gains`: a log gain for each seed; `block_weight`: the sum of squares of the
     blocks' shares in the mean (1 for one block, 1/2 for two of equal size)."""
     restarts = noise.restart_variance(contrasts)
-    own = [Variance(float(np.var(g, ddof=1)), len(g) - 1) if len(g) > 1 else None for g in gains.values()]
+    own = [noise.seed_variance(g) for g in gains.values()]
     shared_df = sum(v.df for v in own if v is not None)
     found = {}
     for (point, values), seeds in zip(gains.items(), noise.moderate(own), strict=True):
-        mean, why = float(np.mean(values)), why_not[point]
+        mean, why = fmean(values), why_not[point]
         if seeds is None or restarts is None:
             lacks = "one seed has no spread" if seeds is None else NO_LAST_PLAIN
             found[point] = Estimate(mean, None, why or lacks)
@@ -132,7 +132,7 @@ def estimates(values: Values, arm: str) -> tuple[dict[Point, Estimate], dict[Poi
     contrasts = [[noise.ABA * d for d in at.values()] for at in plain_contrasts(values).values()]
     return (
         estimate_all(
-            {p: [float(np.mean(list(b.values()))) for _, b in sorted(g.by_seed.items())] for p, g in gains.items()},
+            {p: [fmean(b.values()) for _, b in sorted(g.by_seed.items())] for p, g in gains.items()},
             [*contrasts, *block_contrasts(gains)],
             {p: _block_weight(g) for p, g in gains.items()},
             {p: g.why_not for p, g in gains.items()},

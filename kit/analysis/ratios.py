@@ -16,9 +16,9 @@ second plain run, is shown and not judged.
 from collections.abc import Sequence
 from itertools import groupby
 from math import exp, log
+from statistics import fmean, stdev
 
 import msgspec
-import numpy as np
 
 from kit.analysis import metrics, noise, pairing
 from kit.analysis.crossover import State
@@ -155,7 +155,7 @@ def _ratio(
     look: int,
 ) -> Ratio:
     sign = 1 if metric.better == "higher" else -1
-    seeds = [SeedRatio(seed=s, blocks=[b for _, b in sorted(at)], ratio=exp(sign * float(np.mean(list(at.values())))))
+    seeds = [SeedRatio(seed=s, blocks=[b for _, b in sorted(at)], ratio=exp(sign * fmean(at.values())))
              for s, at in sorted(gains.by_seed.items())]  # fmt: skip
     seed_low, seed_high = _seed_interval([log(s.ratio) for s in seeds])
     low, high = _oriented(interval(estimate, ALPHA), sign) if estimate.variance else (None, None)
@@ -174,10 +174,11 @@ def _ratio(
 
 def _seed_interval(logs: list[float]) -> tuple[float | None, float | None]:
     """The plain 95 % t-interval over seeds: three seeds have two degrees of freedom and t = 4.30."""
-    if len(logs) < 2:
+    single = noise.seed_variance(logs)
+    if single is None:
         return None, None
-    half = noise.t_quantile(len(logs) - 1, ALPHA) * float(np.std(logs, ddof=1)) / len(logs) ** 0.5
-    return exp(float(np.mean(logs)) - half), exp(float(np.mean(logs)) + half)
+    half = noise.t_quantile(single.df, ALPHA) * (single.value / len(logs)) ** 0.5
+    return exp(fmean(logs) - half), exp(fmean(logs) + half)
 
 
 def _oriented(gain: tuple[float, float], sign: int) -> tuple[float, float]:
@@ -197,8 +198,8 @@ def noise_floors(sheet: Sequence[Entry], baseline: str) -> list[Noise]:
             continue
         floor = exp(noise.t_quantile(variance.df, ALPHA) * (variance.value / len(blocks)) ** 0.5)
         found.append(Noise(
-            metric=metric.tag, drift=exp(float(np.mean(logs))), points=len({p for at in blocks.values() for p in at}),
-            spread=float(np.std(logs, ddof=1)) if len(logs) > 1 else None, blocks=len(blocks), floor=floor,
+            metric=metric.tag, drift=exp(fmean(logs)), points=len({p for at in blocks.values() for p in at}),
+            spread=stdev(logs) if len(logs) > 1 else None, blocks=len(blocks), floor=floor,
             df=variance.df,
         ))  # fmt: skip
     return found

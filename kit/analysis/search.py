@@ -29,13 +29,3 @@ def next_concurrency(measured: Mapping[int, State], axis: Sequence[int]) -> int 
         if between and _RANK[measured[low]] != _RANK[measured[high]]:
             return between[len(between) // 2]
     return None
-
-
-def fill_in(measured: Mapping[int, State], axis: Sequence[int]) -> dict[int, State]:
-    """The states over the whole axis as a finished search leaves them: between equal neighbours, the same state."""
-    known = sorted(measured)
-    filled: dict[int, State] = {}
-    for load in sorted(set(axis)):
-        below = [c for c in known if c <= load]
-        filled[load] = measured[below[-1]] if below else measured[known[0]]
-    return filled

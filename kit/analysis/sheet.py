@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kit.analysis import metrics, trust
-from kit.measurements import Measurements, TrialData
+from kit.analysis import gpu, metrics, trust
+from kit.measurements import LockRecord, Measurements, TrialData
 from kit.plan import Point
 
 LEG = re.compile(r"b(\d+)-(\d+)-")
@@ -27,14 +27,15 @@ class Start(msgspec.Struct, frozen=True, order=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A usable trial: where it stands, what each metric gives to the pool, its own value of each, and whether a
-    verdict may lean on it (`why_not` None)."""
+    """A usable trial: where it stands, what each metric gives to the pool, its own value of each, what the cards did,
+    and whether a verdict may lean on it (`why_not` None)."""
 
     trial: TrialData
     start: Start
     point: Point
     numbers: dict[str, list[float]]
     values: dict[str, float]
+    cards: gpu.GpuSummary | None
     why_not: str | None
 
     @property
@@ -50,15 +51,17 @@ class Entry(msgspec.Struct, frozen=True):
 
 def entries(m: Measurements) -> list[Entry]:
     """The usable trials of a run, in the order of sitting, leg and trial."""
-    return [_entry(t) for t in trust.usable(m)]
+    locks = {s.number: s.lock for s in m.sittings}
+    return [_entry(t, locks.get(t.sitting, LockRecord())) for t in trust.usable(m)]
 
 
-def _entry(trial: TrialData) -> Entry:
+def _entry(trial: TrialData, lock: LockRecord) -> Entry:
     numbers = {x.tag: metrics.values(x, trial) for x in metrics.METRICS}
     values = {tag: v for tag, found in numbers.items() if (v := metrics.pooled(metrics.BY_TAG[tag], found)) is not None}
     record = trial.record
     point = Point(record.dataset, record.concurrency, record.rate_per_s)
-    return Entry(trial, start_of(trial), point, numbers, values, trust.why_not_judged(trial))
+    cards = metrics.cards(trial, lock)
+    return Entry(trial, start_of(trial), point, numbers, values, cards, trust.why_not_judged(trial))
 
 
 def start_of(trial: TrialData) -> Start:

@@ -100,7 +100,7 @@ def summarise(m: Measurements) -> Summary:
     datasets = list(scenario.datasets)
     order, sheet = Order(datasets, arms), entries(m)
     compared = ratios.compare(m.run, sheet, scenario.baseline, arms, order)
-    said = conditions.conditions(m, scenario, [e.trial for e in sheet])
+    said = conditions.conditions(m, scenario, sheet)
     rows = table.rows(sheet, order)
     floors = ratios.noise_floors(sheet, scenario.baseline)
     pressed = pressures(sheet, said)
