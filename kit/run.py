@@ -361,7 +361,7 @@ def _record_server(
         arm=leg.arm,
         start=start,
         argv=[scrub(a) for a in what.argv],
-        env={key: scrub(value) for key, value in what.env.items()},
+        env={key: scrub(value) for key, value in what.env.items() if key != "PATH"},
         facts=api.facts(what.log.read_text(errors="replace"), info, what.env),
         ready_after_s=ready_after_s,
         started_unix_s=began_unix_s,

@@ -126,7 +126,7 @@ def _server(scenario: Scenario, places: Folders, say: Callable[[str], None]) -> 
     from kit.rehearsal import ensure_environment
 
     cpu = ensure_environment(places.cache / "cpu-sglang", say)
-    return _Server(cpu.python, cpu.models, cpu.env, cpu.flags)
+    return _Server(cpu.python, cpu.models, cpu.env, {**cpu.flags})
 
 
 def _with_flags(scenario: Scenario, flags: dict[str, FlagValue]) -> Scenario:

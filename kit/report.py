@@ -1,0 +1,85 @@
+"""Renders a run's summary as Markdown and HTML through templates. The home of jinja2 and markdown-it.
+
+Knows nothing of how numbers were made: what a template shows, it is given. The same records give the same bytes.
+"""
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+from markdown_it import MarkdownIt
+
+from kit import figures, measurements, tables, verdict
+from kit.analysis.summary import summarise
+from kit.errors import UnusableInput
+from kit.measurements import Measurements
+
+
+def find(name: str, results: Path) -> Path:
+    """The folder of a run: the one named, or the newest below `results`. Raises UnusableInput when there is none."""
+    if name:
+        folder = Path(name)
+        if not (folder / "run.json").is_file():
+            raise UnusableInput(f"{name}: no run.json there; give the folder of a run, below results/ or published/")
+        return folder
+    runs = sorted(results.glob("*/*/run.json"), key=lambda p: (p.parent.name, p.parent.parent.name))
+    if not runs:
+        raise UnusableInput("results/: no run yet; start with `invoke run --scenario smoke`")
+    return runs[-1].parent
+
+
+def write(folder: Path, templates: Path, reports: Path) -> Path:
+    """Reads a run, writes report.md, report.html and its charts below `reports`, and returns the Markdown's path."""
+    home = reports / folder.resolve().parent.name / folder.resolve().name
+    for name, text in render(measurements.read(folder), templates).items():
+        measurements.write_whole(home / name, text.encode())
+    return home / "report.md"
+
+
+def render(m: Measurements, templates: Path) -> dict[str, str]:
+    """The report's files by name: report.md, report.html and charts/*.svg."""
+    summary = summarise(m)
+    charts = figures.draw(summary, m)
+    env = environment(templates)
+    markdown = env.get_template("report.md.j2").render(
+        s=summary,
+        run=m.run,
+        sittings=m.sittings,
+        conclusion=verdict.conclude(summary),
+        charts=charts,
+        claims=[],
+        inferred=m.run.scenario.get("inferred", {}),
+    )
+    html = env.get_template("report.html.j2").render(title=summary.title, body=_html(markdown, charts))
+    return {"report.md": markdown, "report.html": html, **{c.file: c.svg for c in charts}}
+
+
+def environment(templates: Path) -> jinja2.Environment:
+    """Templates in which an unknown name is an error and a missing value is n/a."""
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown; the HTML is made from it by a renderer that escapes raw HTML
+    )
+    env.filters.update(number=tables.number, share=tables.share, interval=tables.interval, when=when)
+    env.globals.update(tables=tables)
+    return env
+
+
+def when(unix_s: float) -> str:
+    """Seconds since 1970 as a date and time, UTC."""
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _html(markdown: str, charts: Sequence[figures.Chart]) -> str:
+    """The report's Markdown as HTML, each chart's SVG in the place of its link: one file that opens offline."""
+    body: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    for chart in charts:
+        start = body.find(f'<img src="{chart.file}"')
+        end = body.find("/>", start) + 2
+        body = body[:start] + chart.svg + body[end:] if start >= 0 else body
+    return body
