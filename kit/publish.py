@@ -42,7 +42,7 @@ NAMED_SECRETS = re.compile(
     r"(?!(?:none|null|true|false)\b)(?![\d.]+\b)(?!<)([^\s\"',;{}\[\]()\\]{6,})"
 )
 URL_USERS = re.compile(r"(?<=://)[^\s/@\"']+@")
-MAILS = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*\b")
+MAILS = re.compile(r"\b[\w.+-]+@(?!sha256:)[\w-]+(?:\.[\w-]+)*\b")
 ADDRESSES = re.compile(r"\b(?!127\.0\.0\.1\b|0\.0\.0\.0\b)\d{1,3}(?:\.\d{1,3}){3}(?=:\d)")
 FILE_URLS = re.compile(r"(?<=file://)/[^\s\"']+")
 PATHS = re.compile(r"(?<![\w/.<>:+-])/(?!v1/)(?:[\w.@+~-]+/)+([\w.@+~-]*)")
