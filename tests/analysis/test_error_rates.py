@@ -1,0 +1,112 @@
+"""What the verdict's rule does over 2,000 draws of results with a known truth, looks of `--until-decided` included.
+
+Each draw is a sweep at several loads: run noise, the luck of each server start (at all its loads and at single ones)
+and a drift, which the rule knows nothing of. The rule sees what a run would give it: log gains and plain pairs.
+"""
+
+import numpy as np
+import pytest
+
+from kit.analysis import noise
+from kit.analysis.judge import Judgement, judge
+from kit.analysis.looks import look_level
+from kit.analysis.pairing import estimate_all
+
+DRAWS = 2_000
+LOOKS = 3
+SEEDS = 3
+
+
+class Sweep:
+    """A growing set of A B A blocks at `loads` loads, all with the same true log gain."""
+
+    def __init__(self, rng: np.random.Generator, loads: int, gain: float, run: float, start: float, drift: float):
+        self.rng, self.loads, self.gain, self.run, self.start, self.drift = rng, loads, gain, run, start, drift
+        self.gains: list[list[list[float]]] = []  # block, load, seed
+        self.pairs: list[list[float]] = []  # block, load: mean log(last / first)
+
+    def measure(self) -> None:
+        """One further block with new seeds and new starts."""
+        first, spec, last = (self._leg(position) for position in range(3))
+        gains = spec + self.gain - (first + last) / 2
+        self.gains.append(gains.tolist())
+        self.pairs.append((last - first).mean(axis=1).tolist())
+
+    def _leg(self, position: int) -> np.ndarray:
+        server = self.rng.normal(0, self.start) + self.rng.normal(0, self.start / 2, (self.loads, 1))
+        return server + self.drift * position + self.rng.normal(0, self.run, (self.loads, SEEDS))
+
+    def judged(self, alpha: float) -> list[Judgement | None]:
+        """What the kit says of all blocks so far."""
+        blocks, loads = len(self.gains), range(self.loads)
+        contrasts = [[noise.ABA * d for d in block] for block in self.pairs]
+        means = [[float(np.mean(block[load])) for block in self.gains] for load in loads]
+        contrasts += [list(c) for c in zip(*(noise.helmert(m) for m in means), strict=True)]
+        estimates = estimate_all(
+            {load: [g for block in self.gains for g in block[load]] for load in loads},
+            contrasts,
+            dict.fromkeys(loads, 1 / blocks),
+            dict.fromkeys(loads),
+        )
+        return judge(list(estimates.values()), alpha)
+
+
+def until_decided(sweep: Sweep) -> list[str]:
+    """The states that a run with --until-decided ends with: what is decided at a look stays."""
+    states = ["undecided"] * sweep.loads
+    for look in range(1, LOOKS + 1):
+        sweep.measure()
+        found = sweep.judged(look_level(look, LOOKS))
+        states = [s if s != "undecided" or f is None else f.state for s, f in zip(states, found, strict=True)]
+        if "undecided" not in states:
+            break
+    return states
+
+
+@pytest.mark.parametrize(
+    ("run", "start", "drift"),
+    [(0.03, 0.0, 0.0), (0.03, 0.01, 0.01), (0.005, 0.02, 0.0)],
+    ids=["run noise only", "runs, starts and drift", "the luck of starts alone"],
+)
+def test_without_a_true_difference_one_is_claimed_in_at_most_6_percent(run: float, start: float, drift: float) -> None:
+    rng = np.random.default_rng(20261130)
+    claimed = sum(
+        bool({"faster", "slower"} & set(until_decided(Sweep(rng, 5, 0.0, run, start, drift)))) for _ in range(DRAWS)
+    )
+    assert claimed <= 0.06 * DRAWS
+
+
+def test_a_ratio_of_1_2_is_decided_rightly_in_at_least_80_percent_with_three_seeds() -> None:
+    rng, right = np.random.default_rng(1), 0
+    for _ in range(DRAWS):
+        sweep = Sweep(rng, 7, float(np.log(1.2)), 0.03, 0.0, 0.0)
+        sweep.measure()
+        right += all(j is not None and j.state == "faster" for j in sweep.judged(look_level(1, 1)))
+    assert right >= 0.8 * DRAWS
+
+
+def test_a_loss_of_the_same_size_is_decided_as_often() -> None:
+    rng, right, draws = np.random.default_rng(2), 0, DRAWS // 4
+    for _ in range(draws):
+        sweep = Sweep(rng, 7, -float(np.log(1.2)), 0.03, 0.0, 0.0)
+        sweep.measure()
+        right += all(j is not None and j.state in ("slower", "no gain") for j in sweep.judged(look_level(1, 1)))
+    assert right >= 0.8 * draws
+
+
+def test_until_decided_ends_the_doubt_that_starts_leave() -> None:
+    """With 1 % of luck in each start, one block decides a gain of 1.2 seldom enough; further blocks nearly always."""
+    rng, right, draws = np.random.default_rng(3), 0, DRAWS // 4
+    for _ in range(draws):
+        states = until_decided(Sweep(rng, 7, float(np.log(1.2)), 0.03, 0.01, 0.01))
+        right += all(s == "faster" for s in states)
+    assert right >= 0.95 * draws
+
+
+def test_no_gain_is_found_where_there_is_none() -> None:
+    """A missing difference is no proof: equality needs the whole interval within the margin, and gets it with blocks."""
+    rng, found, draws = np.random.default_rng(4), 0, DRAWS // 4
+    for _ in range(draws):
+        states = until_decided(Sweep(rng, 5, 0.0, 0.01, 0.0, 0.0))
+        found += all(s in ("equal", "no gain") for s in states)
+    assert found >= 0.8 * draws
