@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from kit import children
 from kit.client.echo import EchoLog
 from kit.client.job import DriveJob, WorkloadLine
 from kit.errors import RunFailed
@@ -97,12 +98,12 @@ def _workload(tokens: int) -> bytes:
 
 def _echo(step_s: float, core: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "kit.client.echo", str(step_s), str(core)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=children.environment())
 
 
 def _driven(job: DriveJob) -> list[RequestRecord]:
     command = [sys.executable, "-m", "kit.client", "drive"]
-    done = subprocess.run(command, input=msgspec.json.encode(job), capture_output=True, env=_environment())
+    done = subprocess.run(command, input=msgspec.json.encode(job), capture_output=True, env=children.environment())
     if done.returncode:
         raise RunFailed(f"client self-test: {done.stderr.decode(errors='replace').strip().splitlines()[-1:]}")
     lines = [msgspec.json.decode(line, type=ClientLine) for line in done.stdout.splitlines()]
@@ -111,11 +112,6 @@ def _driven(job: DriveJob) -> list[RequestRecord]:
     if failed:
         raise RunFailed(f"client self-test: a request to the echo failed: {failed.kind}: {failed.detail}")
     return records
-
-
-def _environment() -> dict[str, str]:
-    """The child finds this kit wherever the parent found it."""
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def judged(rate_per_s: float, records: list[RequestRecord], log: dict[int, EchoLog]) -> Level:

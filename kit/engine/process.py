@@ -18,7 +18,7 @@ from typing import IO
 
 import msgspec
 
-import kit
+from kit import children
 from kit.client.job import DriveJob
 from kit.engine import Launch, Reply, supervisor
 from kit.errors import EngineLost, UnusableInput
@@ -83,7 +83,7 @@ class ProcessEngine:
 
     def client_order(self, job: DriveJob) -> dict[str, object]:
         """The supervisor's order for one drive; used by the endpoint."""
-        env = {**_environment(), "PYTHONPATH": str(Path(kit.__file__).parent.parent), "PYTHONUNBUFFERED": "1"}
+        env = {**children.environment(), "PYTHONUNBUFFERED": "1"}
         return _order(
             [str(self._client_python), "-m", "kit.client", "drive"],
             env,
