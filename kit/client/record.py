@@ -4,8 +4,6 @@ from kit.client.connection import Exchange
 from kit.client.stream import Outcome, StreamBroken
 from kit.measurements import RequestError, RequestRecord
 
-_DIGITS = 7  # of a second: a tenth of a microsecond, finer than a system call
-
 
 def request_record(exchange: Exchange, zero_s: float, warmup: bool) -> RequestRecord:
     """The record of one exchange; `zero_s` is the trial's zero on CLOCK_MONOTONIC."""
@@ -16,8 +14,8 @@ def request_record(exchange: Exchange, zero_s: float, warmup: bool) -> RequestRe
         warmup=warmup,
         scheduled_s=_since(zero_s, exchange.scheduled_at),
         sent_s=_since(zero_s, exchange.sent_at),
-        chunks=[(round(at - zero_s, _DIGITS), tokens) for at, tokens in stream.chunks],
-        uncounted_s=[round(at - zero_s, _DIGITS) for at in stream.uncounted],
+        chunks=[(at - zero_s, tokens) for at, tokens in stream.chunks],
+        uncounted_s=[at - zero_s for at in stream.uncounted],
         first_text_s=_since(zero_s, stream.first_text_at),
         done_s=_since(zero_s, exchange.done_at),
         prompt_tokens=outcome.prompt_tokens,
@@ -49,4 +47,4 @@ def _error(exchange: Exchange) -> RequestError | None:
 
 
 def _since(zero_s: float, at: float | None) -> float | None:
-    return None if at is None else round(at - zero_s, _DIGITS)
+    return None if at is None else at - zero_s
