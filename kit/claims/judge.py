@@ -20,6 +20,8 @@ from kit.scenario import Claim
 
 Outcome: TypeAlias = Literal["holds", "fails", "cannot tell", "not comparable", "cited"]
 Placed: TypeAlias = Literal["holds", "fails", "cannot tell"]
+ROUNDING = 1e-9
+"""What logarithms may do to a number that is the published one exactly."""
 WORST: tuple[Placed, ...] = ("fails", "cannot tell", "holds")
 
 
@@ -96,7 +98,7 @@ def _place(claim: Claim, found: Found) -> Place:
 
 def _lies(claim: Claim, low: float, high: float) -> tuple[Placed, str]:
     bottom, top = limits(claim)
-    if (bottom is None or low >= bottom) and (top is None or high <= top):
+    if (bottom is None or low >= bottom * (1 - ROUNDING)) and (top is None or high <= top * (1 + ROUNDING)):
         return "holds", "inside the limits"
     fail_below, fail_above = _failing(claim, bottom, top)
     if (fail_below is not None and high < fail_below) or (fail_above is not None and low > fail_above):
