@@ -11,7 +11,8 @@ def next_concurrency(measured: Mapping[int, State], axis: Sequence[int]) -> int 
     """The next concurrency of the axis to measure, or None when the crossover over the whole axis is known.
 
     End points first, then the middle, then halves between neighbours that differ: on data that only ever goes from gain
-    to no gain this ends with the very bracket of the full grid. Data seen to go the other way asks for the full grid.
+    to no gain this ends with the very bracket of the full grid. Data seen to go the other way asks for the full grid;
+    what hides between two equal neighbours is not seen, which is the price of measuring less.
     """
     loads = sorted(set(axis))
     open_ = [c for c in loads if c not in measured]

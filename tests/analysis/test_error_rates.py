@@ -104,7 +104,7 @@ def test_until_decided_ends_the_doubt_that_starts_leave() -> None:
 
 
 def test_no_gain_is_found_where_there_is_none() -> None:
-    """A missing difference is no proof: equality needs the whole interval within the margin, and gets it with blocks."""
+    """A missing difference is no proof: equality needs the whole interval within the margin."""
     rng, found, draws = np.random.default_rng(4), 0, DRAWS // 4
     for _ in range(draws):
         states = until_decided(Sweep(rng, 5, 0.0, 0.01, 0.0, 0.0))
