@@ -238,7 +238,7 @@ POOLS = build(
 )
 def test_facts(metric: str, fields: dict[str, Any], value: float) -> None:
     found = outcome(
-        POOLS, id="f", text="t", kind="condition", metric=metric, value=value, tolerance=tolerance, reason="t", **fields
+        POOLS, id="f", text="t", kind="condition", metric=metric, value=value, tolerance=0.001, reason="t", **fields
     )
     assert [p.found.value for p in found.places] == [pytest.approx(value, rel=1e-3)]
     assert found.outcome == "holds"
