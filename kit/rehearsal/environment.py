@@ -121,7 +121,8 @@ def _make(root: Path, server: CpuServer, progress: Progress) -> None:
     if root.exists():
         progress(f"{root} was left half made; making it anew")
         shutil.rmtree(root)
-    packages = sum(1 for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line)
+    locked_lines = LOCK.read_text(encoding="utf-8").splitlines()
+    packages = len({line.partition("==")[0] for line in locked_lines if "==" in line and "win32" not in line})
     _step(progress, 1, "a virtual environment", [sys.executable, "-m", "venv", str(root / "venv")])
     _step(progress, 2, f"{TORCH}, up to 0.9 GB", _pip(server, ["--no-deps", TORCH]))
     locked = ["--no-deps", "--require-hashes", "--requirement", str(LOCK)]
