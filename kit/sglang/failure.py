@@ -47,23 +47,24 @@ TAIL_LINES = 8
 LINE_LENGTH = 300
 NOISE = re.compile(
     r"^\s|^$|^nanobind: | - (?:leaked |\.\.\. skipped)|Warning: |^usage: |kill_process_tree called|^See https?://|"
-    r"^Traceback \(most recent|INFO:  |server_args=|Ignore import error"
+    r"^Traceback \(most recent|^The above exception was|^During handling of the above|INFO:  |"
+    r"server_args=|Ignore import error"
 )
 
 
 def classify(text: str) -> tuple[str, str, tuple[str, ...]]:
     """The kind of the failure (one of FAILURE_KINDS), one line of advice, and the log's last meaningful lines."""
     for kind, pattern, advice in CAUSES:
-        line = next(
-            (line for line in text.splitlines() if re.search(pattern, line) and "server_args=" not in line), None
-        )
-        if line is not None:
-            return kind, advice, _tail(text, line)
+        lines = [line for line in text.splitlines() if re.search(pattern, line) and "server_args=" not in line]
+        if lines:
+            plain = [line for line in lines if not line.startswith(" ")]  # an indented one is a traceback's code
+            return kind, advice, _tail(text, (plain or lines)[-1])
     return "unknown", "the last lines of the log tell more", _tail(text, None)
 
 
 def _tail(text: str, cause: str | None) -> tuple[str, ...]:
-    lines = [line.rstrip() for line in text.splitlines() if not NOISE.search(line)][-TAIL_LINES:]
+    meant = [line.rstrip() for line in text.splitlines() if not NOISE.search(line)]
+    lines = list(dict.fromkeys(meant[::-1]))[:TAIL_LINES][::-1]
     if cause is not None and cause.rstrip() not in lines:
         lines = [cause.strip(), *lines[1 - TAIL_LINES :]]
     return tuple(line if len(line) <= LINE_LENGTH else line[:LINE_LENGTH] + " …" for line in lines)

@@ -62,3 +62,19 @@ def test_the_tail_is_short_and_leaves_noise_out_but_keeps_the_cause() -> None:
     assert tail[-2] == "line 19"
     assert len(tail[-1]) <= LINE_LENGTH + 2
     assert not [line for line in tail if "leaked" in line or "Traceback" in line]
+
+
+def test_a_chain_of_tracebacks_is_told_once_by_its_last_error() -> None:
+    error = "OSError: Repo id must be in the form 'repo_name': '/models/none'. HFValidationError"
+    text = f"""Traceback (most recent call last):
+  File "hub.py", line 1, in check
+    raise HFValidationError(
+{error}
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "x.py", line 1, in f
+{error}
+"""
+    assert classify(text)[2] == (error,)
