@@ -17,6 +17,8 @@ from kit import build, image
 from kit.engine import Launch
 from kit.engine.docker import DockerEngine
 from kit.errors import UnusableInput
+from kit.rehearsal import ensure_environment
+from kit.rehearsal.environment import STANDINS
 from kit.scenario import Image
 from tests.docker import debian
 
@@ -111,6 +113,27 @@ def left_over(daemon: docker.DockerClient) -> list[str]:
     mark = {"label": f"{image.KIT}.owner"}
     things = [*daemon.containers.list(all=True, filters=mark), *daemon.networks.list(filters=mark)]
     return [thing.name for thing in [*things, *daemon.volumes.list(filters=mark)]]
+
+
+@pytest.fixture(scope="session")
+def cpu_base(daemon: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """A base image with the real SGLang of the rehearsal in it, for this machine's CPU."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("the rehearsal's environment is of this Python, and the image's Python is 3.11")
+    server = ensure_environment(debian.ROOT / ".cache" / "cpu-sglang", print)
+    root = server.models.parent
+    reference = f"kit-test-cpu:{root.name}"
+    if not daemon.images.list(reference):
+        packages = root / "venv" / "lib" / "python3.11" / "site-packages"
+        tar = debian.with_folders(
+            [packages, root / "sglang", STANDINS],
+            {"usr/lib/python3/dist-packages/rehearsal.pth": f"{packages}\n"},
+            tmp_path_factory.mktemp("cpu") / "cpu.tar",
+        )
+        env = [f"--change=ENV {key}={value}" for key, value in server.env.items() if key != "PATH"]
+        subprocess.run(["docker", "import", *env, str(tar), reference], check=True, stdout=subprocess.DEVNULL)
+        tar.unlink()
+    return Image(ref=reference, sglang="0.5.23")
 
 
 def containers(daemon: docker.DockerClient, launch: Launch, part: str) -> list[Container]:

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = "python3,python3-pip,ca-certificates,g++"
+PACKAGES = "python3,python3-pip,ca-certificates"
 TAR = ROOT / ".cache" / "docker-base-bookworm.tar"
 
 
@@ -27,3 +27,18 @@ def _make(root: Path) -> None:
     part = TAR.with_suffix(".part")
     subprocess.run(["tar", "-C", str(root), "--numeric-owner", "-cf", str(part), "."], check=True)
     part.rename(TAR)
+
+
+def with_folders(folders: list[Path], files: dict[str, str], to: Path) -> Path:
+    """The base with folders of this machine at the very places they have here, and small files, as a tar file."""
+    shutil.copy(base_tar(), to)
+    append = ["tar", "--append", "--file", str(to), "--numeric-owner"]
+    for folder in folders:
+        subprocess.run([*append, "--exclude=__pycache__", "-C", "/", str(folder).lstrip("/")], check=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, text in files.items():
+            place = Path(scratch) / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+            subprocess.run([*append, "-C", scratch, name], check=True)
+    return to

@@ -26,7 +26,7 @@ with DockerEngine(STANDIN, allow_unpinned=True).serve(launch) as endpoint:
 
 
 class Daemon:
-    """A dockerd below a folder, apart from the machine's own: no bridge, no firewall rules of the default network."""
+    """A dockerd below a folder, with networks and mounts of its own: the machine's own daemon notices nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class Daemon:
     def start(self) -> None:
         place = self._folder
         command = [
-            "dockerd", "--bridge=none", f"--host={self.address}", f"--data-root={place}/data",
+            "unshare", "--net", "--mount", "dockerd", f"--host={self.address}", f"--data-root={place}/data",
             f"--exec-root={place}/exec", f"--pidfile={place}/pid",
         ]  # fmt: skip
         with (place / "dockerd.log").open("ab") as log:
@@ -68,7 +68,6 @@ def own_daemon(built: build.Built, tmp_path_factory: pytest.TempPathFactory) -> 
     subprocess.run(load, shell=True, check=True)
     yield daemon
     daemon.stop()
-    subprocess.run(["umount", f"{folder}/data"], check=False)  # dockerd mounts it upon itself
     shutil.rmtree(folder)
 
 
