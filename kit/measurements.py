@@ -5,7 +5,7 @@
       workloads/<dataset>-s<seed>.jsonl
       sitting-<n>/sitting.json         SittingRecord: one boot of one machine with one set of cards
         <leg>/server.json server.log server_info.json          (a restart within a leg adds server-2.json and so on)
-          <trial>/trial.json requests.jsonl gpu.jsonl complete
+          <trial>/trial.json requests.jsonl gpu.jsonl complete   (experts.json in a scenario that records experts)
 
 A `complete` marker is written last and holds the sha256 of what it seals, one `hash  name` a line: a trial's marker its
 records, the run's marker everything else and the trials' markers. A published folder may hold a .jsonl or .log file
@@ -289,6 +289,12 @@ class TrialRecord(Record, frozen=True, kw_only=True):
     void: str | None = None
 
 
+class ExpertRecord(Record, frozen=True, kw_only=True):
+    """Tokens that each expert of each layer got in a trial that was not timed: `tokens[layer][expert]`."""
+
+    tokens: list[list[int]]
+
+
 # ---- the run --------------------------------------------------------------------------------------------------------
 
 
@@ -370,6 +376,7 @@ class TrialData(msgspec.Struct, frozen=True):
     requests: list[RequestRecord]
     gpu: list[GpuSample]
     sitting: int
+    experts: ExpertRecord | None = None
 
 
 class Measurements(msgspec.Struct, frozen=True):
@@ -411,6 +418,7 @@ def read_trial(folder: Path, sitting: int) -> TrialData:
         [r for r in read_lines(folder / "requests.jsonl", RequestRecord) if not r.warmup],
         list(read_lines(gpu, GpuSample)) if gpu.exists() or packed(gpu).exists() else [],
         sitting,
+        read_record(folder / "experts.json", ExpertRecord) if (folder / "experts.json").exists() else None,
     )
 
 

@@ -37,7 +37,7 @@ from kit.measurements import (
 )
 from kit.scenario import Scenario, fingerprint
 from kit.scrub import Scrubber
-from kit.sglang import api, launch, log
+from kit.sglang import api, experts, launch, log
 
 GPU_ATTEMPTS = 3
 """A trial in which the card was lost is measured at most this often, then marked void."""
@@ -335,7 +335,7 @@ def _launch(running: _Run, leg: plan.Leg, log_path: Path) -> Launch:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     return Launch(
         argv=launch.arguments(scenario, leg.arm, setup.model_path, setup.draft_path, scenario.server.port),
-        env={**setup.env, **launch.environment(scenario, leg.arm)},
+        env={**setup.env, **launch.environment(scenario, leg.arm), **_recorder(running, log_path)},
         models=[p for p in (setup.model_path, setup.draft_path) if p],
         workloads=running.folder / "workloads",
         log=log_path,
@@ -413,7 +413,8 @@ def _measure(serving: _Serving, folder: Path, trial: plan.Trial, attempt: int) -
             _drive(folder, endpoint, _job(running, trial, warmup=True))
         flushed = api.flush(endpoint)
         log_from, started_unix_s = log_path.stat().st_size, time.time()
-        end, failed = _drive(folder, endpoint, _job(running, trial, warmup=False))
+        with _experts(serving, folder):
+            end, failed = _drive(folder, endpoint, _job(running, trial, warmup=False))
         info = api.server_info(endpoint)
     return TrialRecord(
         trial=trial.name,
@@ -437,8 +438,27 @@ def _measure(serving: _Serving, folder: Path, trial: plan.Trial, attempt: int) -
     )
 
 
+def _recorder(running: _Run, log_path: Path) -> dict[str, str]:
+    """Where the server writes its expert counts, in a scenario that records them."""
+    return {experts.FOLDER: str(log_path.parent / "experts")} if running.scenario.record == "experts" else {}
+
+
+@contextmanager
+def _experts(serving: _Serving, folder: Path) -> Iterator[None]:
+    """Counts the experts of what is driven meanwhile, in a scenario that records them."""
+    if serving.running.scenario.record != "experts":
+        yield
+        return
+    with experts.recording(serving.endpoint):
+        yield
+    tokens = experts.take(serving.place / "experts")
+    measurements.write_record(folder / "experts.json", measurements.ExpertRecord(tokens=tokens))
+
+
 def _void(running: _Run, trial: plan.Trial, card_errors: list[str], failed: int, end: DriveEnd) -> str | None:
     """Why the trial must not be used, in a few words; None when it may."""
+    if running.scenario.record == "experts":
+        return "not timed: the expert recorder was on"
     if card_errors:
         return f"{CARD_FAILED}: {'; '.join(card_errors)}"
     if end.aborted:

@@ -152,7 +152,10 @@ class Claim(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Scenario(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A scenario as written in its file; `name` is the file's stem. See CONTRIBUTING.md for a walk through the keys."""
+    """A scenario as written in its file; `name` is the file's stem. See CONTRIBUTING.md for a walk through the keys.
+
+    `record = "experts"` counts the tokens of each expert instead of taking times: its trials are void for timing.
+    """
 
     title: str
     question: str
@@ -162,6 +165,7 @@ class Scenario(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
     datasets: dict[str, Dataset]
     sweep: Sweep
     name: str = ""
+    record: Literal["times", "experts"] = "times"
     baseline: str = "plain"
     draft: Model | None = None
     server: Server = Server()
@@ -273,6 +277,8 @@ def _faults(s: Scenario) -> list[tuple[str, str]]:
             found.append((key, text))
 
     fault(s.baseline not in s.arms, "baseline", f"no arm is called {s.baseline!r}; add [arms.{s.baseline}]")
+    untold = s.record == "experts" and s.engine != "process"
+    fault(untold, "record", '"experts" needs engine = "process": the server writes a file that the kit must reach')
     fault(not s.datasets, "datasets", "name at least one, for example [datasets.random]")
     for name in [*s.arms, *s.datasets]:
         fault(not NAME.fullmatch(name), name, "names are made of a-z, 0-9, '-' and '.'")

@@ -284,6 +284,20 @@ def _best_at(run: Run, dataset: str, users: int) -> Found:
     return _stated(steps, f"the server of {best} does not state its draft steps", dataset, users)
 
 
+def _idle_experts(claim: Claim, run: Run) -> list[Found]:
+    """The share of experts without a token in the layer that has the most of them, in trials that recorded experts."""
+    return [_stated(_idle_at(claim, run, *at), f"experts not recorded: {_unmeasured(*at)}", *at)
+            for at in _places(claim, run)]  # fmt: skip
+
+
+def _idle_at(claim: Claim, run: Run, dataset: str, users: int) -> list[float]:
+    return [
+        max(layer.count(0) / len(layer) for layer in t.experts.tokens)
+        for t in run.records.trials
+        if t.experts and (t.record.arm, t.record.dataset, t.record.concurrency) == (claim.arm, dataset, users)
+    ]
+
+
 FACTS: dict[str, Fact] = {
     "pool_tokens": _of_server(lambda f: f.pool_tokens, "its pool"),
     "pool_share_taken": _share_taken,
@@ -294,6 +308,7 @@ FACTS: dict[str, Fact] = {
     "waiting": _waiting,
     "draft_tokens": _of_server(lambda f: f.draft_tokens, "its draft tokens"),
     "best_draft_steps": _best_steps,
+    "idle_experts": _idle_experts,
     "seeds": _seeds,
     "datasets": _datasets,
     "lock_mhz": _lock,
