@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kit import measurements, run
+from kit import like, measurements, run
+from kit.claims import judge, verify
 from kit.errors import RunFailed, ServerFailed, UnusableInput
-from kit.scenario import Arm, Limits
+from kit.scenario import Arm, Claim, Limits
 from tests import pipeline
 
 ROOT = Path(__file__).parent.parent
@@ -187,3 +188,30 @@ def servers_left(port: int) -> list[str]:
             if f"--port {port}" in command or "kit.client drive" in command:
                 left.append(command)
     return left
+
+
+def test_a_scenario_that_records_experts_counts_tokens_and_takes_no_times(tmp_path: Path, port: int) -> None:
+    small = msgspec.structs.replace(pipeline.scenario(port).sweep, concurrency=[2], seeds=[1])
+    wanted = pipeline.scenario(port, record="experts", arms={"plain": Arm()}, draft=None, sweep=small)
+    folder = run.run(pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    (trial,) = measurements.read(folder).trials
+    assert trial.experts == measurements.ExpertRecord(tokens=[[6, 0, 3, 0], [1, 1, 1, 7]])
+    assert trial.record.void == "not timed: the expert recorder was on"
+    assert not list(folder.rglob("*.pt"))
+    claim = Claim(id="idle", text="idle experts", kind="cited", metric="idle_experts", arm="plain", low=0.2, high=0.3)
+    judged = judge.judge_one(claim, verify.load(folder))
+    assert [p.found.value for p in judged.places] == [0.5]
+
+
+def test_a_run_like_another_replays_its_workloads_byte_for_byte(
+    finished: tuple[Path, pipeline.Quiet], tmp_path: Path, port: int
+) -> None:
+    found = like.like(finished[0])
+    wanted = msgspec.structs.replace(found.scenario, server=pipeline.scenario(port).server)
+    setup = msgspec.structs.replace(
+        pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), freeze=found.freeze, like=found.origin
+    )
+    folder = run.run(setup, pipeline.Quiet())
+    report = verify.verify(folder, finished[0])
+    assert not [d for d in report.differences if d.what.startswith("workload")]
+    assert measurements.read(folder).run.like == finished[0].name

@@ -34,6 +34,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 GB_PER_TOKEN = 147456 / 2**30
@@ -62,6 +63,13 @@ def parse(argv: list[str]) -> dict[str, Any]:
         else:
             args[name] = True
     return args
+
+
+def dump_experts(folder: Path) -> None:
+    """Writes what the recorder of mode stat writes: a file that `torch.save` made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Path(__file__).parents[2] / "fixtures" / "experts" / "stat.pt"
+    (folder / f"expert_distribution_recorder_{time.time()}.pt").write_bytes(made.read_bytes())
 
 
 @dataclass
@@ -336,6 +344,10 @@ class Connection:
             await self.reply(200, json.dumps(server.info()).encode())
         elif path == "/flush_cache":
             await self.reply(*server.flush())
+        elif path.endswith("_expert_distribution_record") and "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR" in os.environ:
+            if path.startswith("/dump"):
+                dump_experts(Path(os.environ["SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"]))
+            await self.reply(200, b"")
         elif path in ("/health", "/health_generate", "/v1/models", "/model_info"):
             await self.reply(200, b"{}")
         elif path in ("/generate", "/v1/chat/completions") and method == "POST":
