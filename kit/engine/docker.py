@@ -319,6 +319,19 @@ def _said(error: docker.errors.APIError) -> str:
     return str(error.explanation or error).strip().replace("\n", " ")
 
 
+def describe(client: Client) -> str:
+    """The daemon in a few words."""
+    with translated("asking the daemon", UnusableInput):
+        info = client.info()
+    return f"{info['ServerVersion']} on {info['OperatingSystem']}, {info['NCPU']} cores"
+
+
+def data_folder(client: Client) -> str:
+    """Where the daemon keeps its images on this machine."""
+    with translated("asking the daemon", UnusableInput):
+        return str(client.info()["DockerRootDir"])
+
+
 def probe_gpu(client: Client, gpus: list[int]) -> None:
     """Asks the daemon for the cards with an empty image made on the spot: nothing is downloaded for the answer.
 
@@ -385,17 +398,19 @@ def image_facts(client: Client, image: Image, allow_unpinned: bool) -> dict[str,
     images.require_pin(image, allow_unpinned)
     name = images.built_name(image)
     with translated("looking for the image", UnusableInput):
-        found = client.images.get(name)
-    labels = found.labels
+        found = find_image(client, name)
+    if found is None:
+        raise UnusableInput(f"image {name} is not on this machine; `invoke build` makes it from {image.ref}")
+    labels = found["Config"]["Labels"] or {}
     if labels.get(images.CONTEXT) != images.fingerprint():
         raise UnusableInput(f"image {name} holds another version of the kit's client; `invoke build` makes it anew")
     return {
         "image": name,
-        "image_id": found.id or "",
+        "image_id": found["Id"],
         "image_base": labels.get(images.BASE, ""),
         "image_sglang": labels.get(images.SGLANG, ""),
         "image_pinned": "yes" if images.is_pinned(image) and labels.get(images.BASE) == image.ref else "no",
-        "image_architecture": found.attrs["Architecture"],
+        "image_architecture": found["Architecture"],
     }
 
 

@@ -12,7 +12,7 @@ import docker
 import msgspec
 import pytest
 
-from kit import build
+from kit import build, doctor, scenario
 from kit.client.job import DriveJob
 from kit.engine import Endpoint, Launch, Reply
 from kit.engine.docker import DockerEngine
@@ -20,6 +20,7 @@ from kit.errors import EngineLost, UnusableInput
 from kit.measurements import DriveEnd, RequestRecord
 from kit.scenario import Image
 from tests.docker.conftest import STANDIN, containers, in_process, left_over, make_launch
+from tests.docker.debian import ROOT
 
 pytestmark = pytest.mark.docker
 LINE = msgspec.json.Decoder(RequestRecord | DriveEnd)
@@ -188,3 +189,15 @@ def test_a_daemon_elsewhere_is_refused_with_the_reason(address: str) -> None:
 def test_no_daemon_is_one_line(tmp_path: Path) -> None:
     ended = in_process("DockerEngine(STANDIN).clean()", DOCKER_HOST=f"unix://{tmp_path}/none.sock")
     assert ended.returncode == 2 and "no Docker daemon answers" in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_case_71_the_doctor_names_the_toolkit_and_the_build(daemon: docker.DockerClient, tmp_path: Path) -> None:
+    if shutil.which("nvidia-container-runtime-hook"):
+        pytest.skip("this machine has the NVIDIA Container Toolkit")
+    places = doctor.Places(models=tmp_path, datasets=tmp_path, results=tmp_path)
+    rows = {r.name: r for r in doctor.examine(scenario.load(ROOT / "scenarios" / "l4-eagle3.toml"), places)}
+    assert rows["Docker"].state == "ok"
+    assert rows["NVIDIA runtime"].way_out.startswith("install the NVIDIA Container Toolkit")
+    assert rows["NVIDIA runtime"].state == "fail" and doctor.exit_code(list(rows.values())) == 1
+    assert rows["image"].state == "fail" and "`invoke build`" in rows["image"].way_out
+    assert left_over(daemon) == []
