@@ -14,16 +14,19 @@ from typing import Any
 
 import msgspec
 
+from kit.client.chat import ChatStream
 from kit.client.connection import Address, Connection, Exchange, connect, resolve
+from kit.client.generate import GenerateStream
 from kit.client.job import DriveJob
 from kit.client.output import LineWriter
 from kit.client.prepare import arrivals, prepare
 from kit.client.record import request_record
-from kit.client.stream import STREAMS
+from kit.client.stream import EventStream
 from kit.client.timer import KernelTimer
 from kit.client.watch import Watch
 from kit.measurements import ClientLine, DriveEnd
 
+STREAMS: dict[str, type[EventStream]] = {"generate": GenerateStream, "openai-chat": ChatStream}
 CONNECT_TIMEOUT_S = 10.0
 SENDS_PER_TURN = 8
 IDLE_REUSE_S = 2.0  # SGLang's server closes a connection after 5 idle seconds; a request must not meet that

@@ -12,9 +12,11 @@ from chat_stream import CHAT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.client.chat import ChatStream
 from kit.client.connection import Connection, Exchange
+from kit.client.generate import GenerateStream
 from kit.client.record import request_record
-from kit.client.stream import ChatStream, EventStream, GenerateStream, StreamBroken
+from kit.client.stream import EventStream, StreamBroken
 from kit.measurements import RequestRecord
 
 CAPTURES = sorted((Path(__file__).parent / "streams").glob("*.txt"))
