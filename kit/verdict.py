@@ -22,6 +22,7 @@ Says: TypeAlias = Literal["on", "off", "cannot tell", "rehearsal"]
 Traffic: TypeAlias = Literal["interactive", "batch"]
 Done: TypeAlias = Literal["done", "act", "cannot tell"]
 OWN_PROMPTS = "./inv run --scenario own-prompts --prompts my.jsonl"
+SET_LIMITS = "[slo] ttft_p99_s = ..., tpot_p50_s = ...  # your users' limits, into scenarios/{scenario}.toml"
 GO_ON = "./inv run --scenario {scenario} --until-decided"
 
 
@@ -309,7 +310,7 @@ TAILS = (("ttft_p50_ms", "ttft_p99_ms"), ("gap_longest_p50_ms", "gap_longest_p99
 
 
 def _tails(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
-    """Median and P99 side by side; there is something to do where a P99 got slower."""
+    """Median and P99 side by side. A P99 that got slower has to be weighed: limits in the scenario do that."""
     figures = [f for row in summary.rows for pair in TAILS for f in _tail_figures(row, pair)]
     figures += [
         Figure(subject=f"{row.arm} on {row.dataset}, {row.load}", name="itl_sglang_p99_ms", unit="ms",
@@ -321,14 +322,15 @@ def _tails(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
     open_ = [r for r in judged if r.state == "undecided"]
     text = [f"{r.arm} on {r.dataset}, {r.point.label}: {r.metric} {r.ratio:.2f} times plain's" for r in slower]
     text += [f"{len(open_)} of {len(judged)} tails are undecided"] if open_ else []
-    state: Done = "act" if slower else "cannot tell" if open_ or not judged else "done"
+    weighed = summary.slo is not None
+    state: Done = "act" if slower and not weighed else "cannot tell" if open_ or not judged else "done"
     return ChecklistItem(
         number=4,
         title="The P99 of first token and of silence, beside the median",
         state=state,
         text=text or ["no P99 got slower"] if judged else ["no P99 was compared"],
         figures=figures,
-        next=_more(summary, {state}) if open_ else [],
+        next=[SET_LIMITS.format(scenario=summary.scenario)] if state == "act" else _more(summary, {state}),
     )
 
 

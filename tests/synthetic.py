@@ -6,6 +6,7 @@ batch, accept length, prefill time, pool and cap, run noise, restart noise and d
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import msgspec
 import numpy as np
@@ -229,7 +230,8 @@ def _request(
     )  # fmt: skip
 
 
-def _chunk_sizes(tokens: int, accept_length: float) -> list[int]:
+@cache
+def _chunk_sizes(tokens: int, accept_length: float) -> tuple[int, ...]:
     """One token from the prefill, then whole tokens whose running mean is the accept length."""
     sizes, given, carried = [1], 1, 0.0
     while given < tokens:
@@ -238,7 +240,7 @@ def _chunk_sizes(tokens: int, accept_length: float) -> list[int]:
         carried -= int(carried)
         sizes.append(size)
         given += size
-    return sizes
+    return tuple(sizes)
 
 
 def _sha(dataset: str, seed: int) -> str:

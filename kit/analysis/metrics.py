@@ -6,6 +6,7 @@ failed requests take part in no metric but `failed_share`.
 """
 
 from collections.abc import Callable, Iterable
+from operator import sub
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -102,20 +103,27 @@ def _tpot_sglang(r: RequestRecord) -> Iterable[float]:
 
 def gaps_s(r: RequestRecord) -> list[float]:
     """Seconds between chunks that carried tokens: what a reader feels."""
-    return [b[0] - a[0] for a, b in zip(r.chunks, r.chunks[1:], strict=False)]
+    times = [at for at, _ in r.chunks]
+    return list(map(sub, times[1:], times))
 
 
 def _itl_sglang(r: RequestRecord) -> Iterable[float]:
+    found: list[float] = []
     for gap, (_, tokens) in zip(gaps_s(r), r.chunks[1:], strict=True):
-        yield from [gap / tokens] * tokens
+        found += [gap / tokens] * tokens
+    return found
 
 
 def _longest_gap(r: RequestRecord) -> Iterable[float]:
     return [max(gaps)] if (gaps := gaps_s(r)) else []
 
 
-def _some(value: float | None) -> Iterable[float]:
-    return () if value is None else (value,)
+def _tpot(r: RequestRecord) -> Iterable[float]:
+    return () if (value := tpot_s(r)) is None else (value,)
+
+
+def _e2e(r: RequestRecord) -> Iterable[float]:
+    return () if (value := e2e_s(r)) is None else (value,)
 
 
 # ---- one trial ------------------------------------------------------------------------------------------------------
@@ -262,13 +270,13 @@ METRICS: tuple[Metric, ...] = (
         "published figures compare.",
     ),
     Metric(
-        tag="tpot_p50_ms", heading="TPOT p50", unit="ms", better="lower", request=lambda r: _some(tpot_s(r)), pool=0.5,
+        tag="tpot_p50_ms", heading="TPOT p50", unit="ms", better="lower", request=_tpot, pool=0.5,
         scale=1e3, compared=True, judged=True,
         definition="Per request: (last chunk - first chunk) / (tokens - tokens in the first chunk); not available for "
         "an answer of one chunk.",
     ),
     Metric(
-        tag="tpot_p99_ms", heading="TPOT p99", unit="ms", better="lower", request=lambda r: _some(tpot_s(r)),
+        tag="tpot_p99_ms", heading="TPOT p99", unit="ms", better="lower", request=_tpot,
         pool=0.99, scale=1e3, compared=True, definition="The 99th percentile of the same over requests.",
     ),
     Metric(
@@ -304,11 +312,11 @@ METRICS: tuple[Metric, ...] = (
         definition="The 99th percentile over all gaps of all requests: shown, not judged.",
     ),
     Metric(
-        tag="e2e_p50_ms", heading="End to end p50", unit="ms", better="lower", request=lambda r: _some(e2e_s(r)),
+        tag="e2e_p50_ms", heading="End to end p50", unit="ms", better="lower", request=_e2e,
         pool=0.5, scale=1e3, compared=True, digits=0, definition="Sent to the end of the answer.",
     ),
     Metric(
-        tag="e2e_p99_ms", heading="End to end p99", unit="ms", better="lower", request=lambda r: _some(e2e_s(r)),
+        tag="e2e_p99_ms", heading="End to end p99", unit="ms", better="lower", request=_e2e,
         pool=0.99, scale=1e3, compared=True, digits=0, definition="The 99th percentile of the same.",
     ),
     Metric(

@@ -56,12 +56,24 @@ def entries(m: Measurements) -> list[Entry]:
 
 
 def _entry(trial: TrialData, lock: LockRecord) -> Entry:
-    numbers = {x.tag: metrics.values(x, trial) for x in metrics.METRICS}
+    numbers = _numbers(trial)
     values = {tag: v for tag, found in numbers.items() if (v := metrics.pooled(metrics.BY_TAG[tag], found)) is not None}
     record = trial.record
     point = Point(record.dataset, record.concurrency, record.rate_per_s)
     cards = metrics.cards(trial, lock)
     return Entry(trial, start_of(trial), point, numbers, values, cards, trust.why_not_judged(trial))
+
+
+def _numbers(trial: TrialData) -> dict[str, list[float]]:
+    """What each metric gives to the pool; the metrics of one quantity share its list."""
+    taken: dict[object, list[float]] = {}
+    found = {}
+    for metric in metrics.METRICS:
+        quantity = (metric.trial or metric.request, metric.scale)
+        if quantity not in taken:
+            taken[quantity] = metrics.values(metric, trial)
+        found[metric.tag] = taken[quantity]
+    return found
 
 
 def start_of(trial: TrialData) -> Start:
