@@ -320,7 +320,7 @@ def _sglang(given):
         sys.stdout.write("SGLang's own client is left out: no --sglang, and the kit's CPU server is not made yet\n")
         return None, {}
     server = ensure_environment(cache, lambda _: None)
-    return server.python, server.env
+    return server.python, {**server.env, "PYTHONPATH": f"{HERE / 'standins'}{os.pathsep}{server.env['PYTHONPATH']}"}
 
 
 def _all_runs(clients, arguments, folder):
