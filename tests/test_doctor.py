@@ -87,5 +87,5 @@ print([(r.state, r.way_out) for r in rows if r.name == "Docker"], doctor.exit_co
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True, check=True
     )
-    assert f"('{state}', 'start it (`sudo systemctl start docker`), or take `--engine process`')" in ended.stdout
+    assert f"('{state}', 'start it (`sudo systemctl start docker`), let DOCKER_HOST name" in ended.stdout
     assert ended.stdout.strip().endswith("1" if state == "fail" else "0")

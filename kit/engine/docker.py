@@ -2,11 +2,10 @@
 
 Knows nothing of what SGLang prints, nor how the image is made (`kit/image.py`).
 
-    private network, no way out ── server container (card, models read-only)
-                                     └─ client container in the server's network namespace, on cores of its own
+    private network, no way out ── client container, on cores of its own
+                                     └─ server container (card, models read-only) in the client's network namespace
 """
 
-import itertools
 import os
 import re
 import socket
@@ -98,7 +97,7 @@ class DockerEngine:
 
 
 class DockerEndpoint:
-    """A server in a container, spoken to by the client container in its network namespace."""
+    """A server in a container, spoken to by the client container beside it, with which it shares its network."""
 
     def __init__(self, client: Client, server: Container, beside: Container, launch: Launch, cores: list[int]) -> None:
         self._client, self._server, self._beside, self._launch, self._cores = client, server, beside, launch, cores
@@ -171,13 +170,13 @@ class _Start:
     def endpoint(self) -> DockerEndpoint:
         with translated("starting the server"):
             network = self._client.networks.create(self._name("network"), **self._network())
-            server = self._client.containers.create(self._image, network=network.name, **self._server())
+            beside = self._client.containers.create(self._image, network=network.name, **self._beside())
+            beside.start()
+            # The client's is the namespace that both share: a server may be dead before anything could join it.
+            shared = f"container:{beside.id}"
+            server = self._client.containers.create(self._image, network_mode=shared, **self._server())
             server.start()
             self._log = _LogCopy(server.id or "", self._launch.log)
-            beside = self._client.containers.create(
-                self._image, network_mode=f"container:{server.id}", **self._beside()
-            )
-            beside.start()
         return DockerEndpoint(self._client, server, beside, self._launch, self._cores[1])
 
     def remove(self) -> None:
@@ -205,11 +204,11 @@ class _Start:
         return {"driver": "bridge", "internal": True, "options": options, "labels": self._labels()}
 
     def _server(self) -> dict[str, Any]:
-        places = model_places(self._launch.models)
+        mounts, places = model_mounts(self._launch.models)
         return {
             "command": ["python3", *(in_container(a, places) for a in self._launch.argv)],
             "environment": {**OFFLINE, **{k: in_container(v, places) for k, v in self._launch.env.items()}},
-            "volumes": {str(folder): {"bind": place, "mode": "ro"} for folder, place in places.items()},
+            "volumes": {folder: {"bind": place, "mode": "ro"} for folder, place in mounts.items()},
             "device_requests": _card_requests(self._gpus),
             "shm_size": SHM_SIZE,
             "cpuset_cpus": _cpuset(self._cores[0]),
@@ -233,6 +232,7 @@ class _Start:
             "name": self._name(part),
             "labels": self._labels(),
             "init": True,
+            "use_config_proxy": False,  # the caller's proxy is none of theirs: they talk to each other alone
             "security_opt": ["no-new-privileges"],
             "log_config": LogConfig(type="json-file"),  # whatever the daemon's default is, the log must be readable
         }
@@ -292,7 +292,7 @@ def _connect(address: str) -> Client:
             ) from None
         raise UnusableInput(
             f"no Docker daemon answers at {address}: start it (`sudo systemctl start docker`),"
-            " or take `--engine process`"
+            " let DOCKER_HOST name its unix:// socket, or take `--engine process`"
         ) from None
 
 
@@ -486,14 +486,24 @@ def _frames(line: socket.socket) -> Iterator[tuple[int, bytes]]:
 # ---- what a container is given --------------------------------------------------------------------------------------
 
 
-def model_places(folders: list[Path]) -> dict[Path, str]:
-    """Where each model folder lies in the server's container; two of one name get numbers."""
+def model_mounts(folders: list[Path]) -> tuple[dict[str, str], dict[Path, str]]:
+    """What is mounted where (folders of this machine to places in the container), and where each model then lies.
+
+    A folder of links, as the hub's own cache makes them, is mounted together with what they point to. Raises
+    UnusableInput when that would be the whole machine.
+    """
+    mounts: dict[str, str] = {}
     places: dict[Path, str] = {}
-    for folder in dict.fromkeys(folders):
-        taken = set(places.values())
-        names = (f"{MODELS}/{folder.name}" + (f"-{n}" if n else "") for n in itertools.count())
-        places[folder] = next(name for name in names if name not in taken)
-    return places
+    for number, folder in enumerate(dict.fromkeys(folders)):
+        here = folder.resolve()
+        root = Path(os.path.commonpath([here, *(p.resolve() for p in here.rglob("*") if p.is_symlink())]))
+        if root == Path(root.anchor):
+            raise UnusableInput(
+                f"model {folder.name}: its links lead far away; copy the files behind them into one folder"
+            )
+        mount = mounts.setdefault(str(root), f"{MODELS}/{number}-{root.name}")
+        places[folder] = str(Path(mount) / here.relative_to(root))
+    return mounts, places
 
 
 def in_container(text: str, places: dict[Path, str]) -> str:

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import docker
+import msgspec
 import pytest
 from docker.models.containers import Container
 
 from kit import build, image
-from kit.engine import Launch
-from kit.engine.docker import DockerEngine
+from kit.engine import Launch, owner, supervisor
+from kit.engine.docker import OWNER, DockerEngine
 from kit.errors import UnusableInput
-from kit.rehearsal import ensure_environment
-from kit.rehearsal.environment import STANDINS
+from kit.rehearsal import CpuServer, ensure_environment
+from kit.rehearsal.environment import NGRAM_BUILD, STANDINS
 from kit.scenario import Image
 from tests.docker import debian
 
@@ -109,31 +110,48 @@ def certificates() -> Path | None:
 
 
 def left_over(daemon: docker.DockerClient) -> list[str]:
-    """Everything on the daemon that carries the kit's label."""
-    mark = {"label": f"{image.KIT}.owner"}
-    things = [*daemon.containers.list(all=True, filters=mark), *daemon.networks.list(filters=mark)]
-    return [thing.name for thing in [*things, *daemon.volumes.list(filters=mark)]]
+    """Everything with the kit's label on the daemon that is ours or nobody's; a run beside the tests is not counted."""
+    mark = {"label": OWNER}
+    found = {c.name: c.labels for c in daemon.containers.list(all=True, filters=mark, ignore_removed=True)}
+    for kind in (daemon.networks, daemon.volumes):
+        found |= {thing.name: thing.attrs["Labels"] for thing in kind.list(filters=mark)}
+    return [name for name, labels in found.items() if not _is_anothers(labels[OWNER])]
+
+
+def _is_anothers(label: str) -> bool:
+    """Whether the owner lives and is neither this process nor a child of it."""
+    process = supervisor.process(msgspec.json.decode(label, type=owner.Owner).pid)
+    return process is not None and os.getpid() not in (process.pid, process.parent)
 
 
 @pytest.fixture(scope="session")
 def cpu_base(daemon: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """A base image with the real SGLang of the rehearsal in it, for this machine's CPU."""
+    """A base image with the real SGLang of the rehearsal in it, for this machine's CPU; NGRAM's trie is built in it."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the rehearsal's environment is of this Python, and the image's Python is 3.11")
     server = ensure_environment(debian.ROOT / ".cache" / "cpu-sglang", print)
-    root = server.models.parent
-    reference = f"kit-test-cpu:{root.name}"
+    reference = f"kit-test-cpu:{server.models.parent.name}"
     if not daemon.images.list(reference):
-        packages = root / "venv" / "lib" / "python3.11" / "site-packages"
-        tar = debian.with_folders(
-            [packages, root / "sglang", STANDINS],
-            {"usr/lib/python3/dist-packages/rehearsal.pth": f"{packages}\n"},
-            tmp_path_factory.mktemp("cpu") / "cpu.tar",
-        )
-        env = [f"--change=ENV {key}={value}" for key, value in server.env.items() if key != "PATH"]
-        subprocess.run(["docker", "import", *env, str(tar), reference], check=True, stdout=subprocess.DEVNULL)
-        tar.unlink()
+        _import_cpu_base(server, f"{reference}-bare", tmp_path_factory.mktemp("cpu") / "cpu.tar")
+        recipe = f"""
+            FROM {reference}-bare
+            RUN apt-get update -q && apt-get install -qy --no-install-recommends g++
+            RUN python3 -c '{NGRAM_BUILD}'
+        """
+        daemon.images.build(fileobj=_context(recipe), custom_context=True, tag=reference, rm=True, forcerm=True)
     return Image(ref=reference, sglang="0.5.23")
+
+
+def _import_cpu_base(server: CpuServer, reference: str, tar: Path) -> None:
+    venv = server.python.parent.parent
+    packages = venv / "lib" / "python3.11" / "site-packages"
+    files = {"usr/lib/python3/dist-packages/rehearsal.pth": f"{packages}\n"}
+    debian.with_folders(
+        [packages, venv / "bin" / "ninja", STANDINS], files, {"usr/local/bin/ninja": venv / "bin" / "ninja"}, tar
+    )
+    env = [f"--change=ENV {key}={value}" for key, value in server.env.items() if key != "PATH"]
+    subprocess.run(["docker", "import", *env, str(tar), reference], check=True, stdout=subprocess.DEVNULL)
+    tar.unlink()
 
 
 def containers(daemon: docker.DockerClient, launch: Launch, part: str) -> list[Container]:

@@ -29,16 +29,18 @@ def _make(root: Path) -> None:
     part.rename(TAR)
 
 
-def with_folders(folders: list[Path], files: dict[str, str], to: Path) -> Path:
-    """The base with folders of this machine at the very places they have here, and small files, as a tar file."""
+def with_folders(folders: list[Path], files: dict[str, str], links: dict[str, Path], to: Path) -> Path:
+    """The base with folders of this machine at the very places they have here, small files and links, as a tar file."""
     shutil.copy(base_tar(), to)
     append = ["tar", "--append", "--file", str(to), "--numeric-owner"]
     for folder in folders:
         subprocess.run([*append, "--exclude=__pycache__", "-C", "/", str(folder).lstrip("/")], check=True)
     with tempfile.TemporaryDirectory() as scratch:
+        for name in (*files, *links):
+            (Path(scratch) / name).parent.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            place = Path(scratch) / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text)
-            subprocess.run([*append, "-C", scratch, name], check=True)
+            (Path(scratch) / name).write_text(text)
+        for name, target in links.items():
+            (Path(scratch) / name).symlink_to(target)
+        subprocess.run([*append, "-C", scratch, *files, *links], check=True)
     return to

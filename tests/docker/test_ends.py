@@ -1,5 +1,6 @@
 """Whatever ends a run, nothing of it is left on the daemon, and nothing of another run is touched."""
 
+import json
 import os
 import signal
 import subprocess
@@ -27,12 +28,19 @@ with engine.serve(make_launch(Path({folder!r}), label={label!r})) as endpoint:
 
 
 @contextmanager
-def running(folder: Path, label: str = "smoke-1", then: str = "time.sleep(600)") -> Iterator["subprocess.Popen[str]"]:
+def running(
+    folder: Path, label: str = "smoke-1", then: str = "time.sleep(600)", **env: str
+) -> Iterator["subprocess.Popen[str]"]:
     """A runner in a process and a session of its own, whose server is up."""
     folder.mkdir(exist_ok=True)
     command = runner(SERVE.format(folder=str(folder), label=label, then=then))
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **env},
     ) as process:
         assert process.stdout is not None
         try:
@@ -82,3 +90,15 @@ def test_a_volume_of_a_dead_run_goes_and_one_that_cannot_be_judged_stays(
     finally:
         for volume in made[1:]:
             volume.remove(force=True)
+
+
+def test_a_proxy_and_a_token_of_the_caller_do_not_enter_the_containers(
+    daemon: docker.DockerClient, built: build.Built, tmp_path: Path
+) -> None:
+    proxies = {"default": {"httpProxy": "http://user:secret@proxy.invalid:1", "httpsProxy": "http://proxy.invalid:1"}}
+    (tmp_path / "config.json").write_text(json.dumps({"proxies": proxies}))
+    with running(tmp_path, DOCKER_CONFIG=str(tmp_path), HF_TOKEN="hf_secret", http_proxy="http://proxy.invalid:1"):
+        found = daemon.containers.list(filters={"label": f"{image.KIT}.owner"})
+        assert len(found) == 2
+        for container in found:
+            assert not [e for e in container.attrs["Config"]["Env"] if "proxy" in e.lower() or "secret" in e]

@@ -90,7 +90,9 @@ def test_the_server_cannot_reach_anything_outside_its_network(
     with engine.serve(launch) as endpoint:
         wait_until_up(endpoint)
         [server] = containers(daemon, launch, "server")
-        [network] = server.attrs["NetworkSettings"]["Networks"].values()
+        [beside] = containers(daemon, launch, "client")
+        assert server.attrs["HostConfig"]["NetworkMode"] == f"container:{beside.id}"
+        [network] = beside.attrs["NetworkSettings"]["Networks"].values()
         port = listener[0].rpartition(":")[2]
         tried = [*listener, f"{network['Gateway'] or '172.17.0.1'}:{port}"]
         code, said = server.exec_run(["python3", "-c", TRY, *tried])
