@@ -7,12 +7,14 @@ failed requests take part in no metric but `failed_share`.
 
 from collections.abc import Callable, Iterable
 from operator import sub
+from statistics import fmean
 from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
 from kit.analysis import gpu
+from kit.analysis.quantiles import linear
 from kit.measurements import LockRecord, RequestRecord, TrialData
 
 PEAK_WINDOW_S = 1.0
@@ -386,7 +388,7 @@ def pooled(metric: Metric, numbers: list[float]) -> float | None:
     """The pooled number: the metric's quantile, or the mean; None of nothing."""
     if not numbers:
         return None
-    return float(np.quantile(numbers, metric.pool) if metric.pool is not None else np.mean(numbers))
+    return fmean(numbers) if metric.pool is None else linear(sorted(numbers), metric.pool)
 
 
 def value(metric: Metric, trial: TrialData) -> float | None:

@@ -26,6 +26,15 @@ def fewest_for_upper_bound(q: float, confidence: float = CONFIDENCE) -> int:
     return ceil(log(1 - confidence) / log(q))
 
 
+def linear(ordered: Sequence[float], q: float) -> float:
+    """The q-quantile of sorted values, linear between the two order statistics around it (numpy's default)."""
+    place = (len(ordered) - 1) * q
+    below = int(place)
+    if below + 1 >= len(ordered):
+        return float(ordered[-1])
+    return float(ordered[below] + (ordered[below + 1] - ordered[below]) * (place - below))
+
+
 def quantile(values: Sequence[float], q: float) -> Quantile | None:
     """The q-quantile (linear between order statistics, as SGLang's own client takes it) with its interval.
 
@@ -34,12 +43,12 @@ def quantile(values: Sequence[float], q: float) -> Quantile | None:
     """
     if not values:
         return None
-    ordered = np.sort(np.asarray(values, dtype=float))
+    ordered = sorted(values)
     low, high = _ranks(len(ordered), q)
     return Quantile(
-        value=float(np.quantile(ordered, q)),
-        low=None if low is None else float(ordered[low - 1]),
-        high=None if high is None else float(ordered[high - 1]),
+        value=linear(ordered, q),
+        low=None if low is None else ordered[low - 1],
+        high=None if high is None else ordered[high - 1],
         count=len(ordered),
         indicative=high is None,
     )

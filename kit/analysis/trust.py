@@ -1,6 +1,7 @@
 """Which trials may be used at all, and which may be shown but not judged. Knows trials, not arms or ratios."""
 
 from collections.abc import Iterable
+from statistics import median
 
 from kit.analysis.metrics import failed_share, gaps_s, succeeded
 from kit.measurements import Measurements, TrialData
@@ -27,8 +28,8 @@ def latest(trials: Iterable[TrialData]) -> list[TrialData]:
 
 def median_gap_s(trial: TrialData) -> float | None:
     """The median time between chunks of all requests; None when every answer came in one chunk."""
-    gaps = sorted(g for r in succeeded(trial) for g in gaps_s(r))
-    return gaps[len(gaps) // 2] if gaps else None
+    gaps = [g for r in succeeded(trial) for g in gaps_s(r)]
+    return median(gaps) if gaps else None
 
 
 def lag_share(trial: TrialData) -> float | None:

@@ -3,9 +3,10 @@ import pytest
 
 from kit.analysis.summary import summarise
 from kit.scenario import Dataset, Slo
-from tests.synthetic import ArmTruth, Truth, build
+from tests.analysis.small import small
+from tests.synthetic import ArmTruth, build
 
-SETS = Truth(
+SETS = small(
     arms={"plain": ArmTruth(), "eagle3": ArmTruth(accept_length=2.7)},
     datasets={
         "random": Dataset(source="random"),
@@ -36,14 +37,14 @@ def test_the_interval_of_the_bias_holds_the_truth() -> None:
 
 
 def test_one_data_set_has_no_bias() -> None:
-    assert summarise(build(Truth())).biases == []
+    assert summarise(build(small())).biases == []
 
 
 LIMITS = Slo(ttft_p99_s=2.0, tpot_p50_s=0.025)
 
 
 def objective(arm: str, **fields: object) -> tuple[int | None, str]:
-    truth = Truth(
+    truth = small(
         arms={"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.5, accept_length=2.7, pool_tokens=9_951)}, slo=LIMITS
     )
     found = summarise(build(msgspec.structs.replace(truth, **fields))).objectives
@@ -58,9 +59,9 @@ def test_the_highest_load_within_the_limits() -> None:
 
 
 def test_without_limits_there_are_no_objectives() -> None:
-    assert summarise(build(Truth())).objectives == []
+    assert summarise(build(small())).objectives == []
 
 
 def test_a_p99_of_few_requests_is_indicative_there_too() -> None:
-    found = summarise(build(Truth(slo=LIMITS))).objectives[0]
+    found = summarise(build(small(slo=LIMITS))).objectives[0]
     assert found.indicative and found.output_throughput_tok_s and found.joules_per_token is None

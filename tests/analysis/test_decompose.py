@@ -3,12 +3,13 @@ import pytest
 
 from kit.analysis.summary import Summary, summarise
 from kit.measurements import SpecCounters
+from tests.analysis.small import small
 from tests.synthetic import ArmTruth, Truth, build, edited, with_requests
 
 
 def truth(speed: float = 1.5, accept: float = 2.7, **fields: object) -> Truth:
     arms = {"plain": ArmTruth(), "eagle3": ArmTruth(speed=speed, accept_length=accept, draft=True, **fields)}  # type: ignore[arg-type]
-    return Truth(arms=arms, concurrency=(4, 16, 32))
+    return small(arms=arms, concurrency=(4, 16, 32))
 
 
 def test_speed_up_is_accept_length_over_step_cost() -> None:
@@ -41,10 +42,10 @@ def test_a_poor_draft_and_a_dear_verification_are_told_apart(speed: float, accep
 
 def test_case_62_both_arms_are_counted_by_the_server() -> None:
     """A decode step of plain is one token by the server's count, not by the client's chunks."""
-    m = edited(build(truth()), lambda t: with_requests(t, lambda r: msgspec.structs.replace(r, completion_tokens=64)))
+    m = edited(build(truth()), lambda t: with_requests(t, lambda r: msgspec.structs.replace(r, completion_tokens=20)))
     plain_tokens = next(r for r in summarise(m).rows if r.arm == "plain").cells["completion_tokens"].value
-    assert plain_tokens == 64
-    assert summarise(m).decompositions[0].plain_step_ms == pytest.approx(20 * 127 / 63)
+    assert plain_tokens == 20
+    assert summarise(m).decompositions[0].plain_step_ms == pytest.approx(20 * 39 / 19)
 
 
 def test_without_verify_steps_there_is_no_decomposition() -> None:
@@ -56,7 +57,7 @@ def forced(cost: float, lengths: tuple[int, ...] = (1, 2, 3, 4)) -> Summary:
     arms = {"plain": ArmTruth()}
     for a in lengths:
         arms[f"forced{a}"] = ArmTruth(speed=a / cost, accept_length=float(a), forced_accept_length=float(a), draft=True)
-    return summarise(build(Truth(arms=arms, concurrency=(8,), noise=0.002)))
+    return summarise(build(small(arms=arms, concurrency=(8,), noise=0.002)))
 
 
 def test_case_45_break_even_by_forced_acceptance() -> None:
@@ -78,8 +79,8 @@ def test_one_forced_length_tells_no_break_even() -> None:
 
 
 def test_case_61_identical_answers_are_a_share_and_no_failure() -> None:
-    other = Truth(arms={"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.5, accept_length=2.7, other_answers=True)})
-    same, different = summarise(build(Truth())).twins[0], summarise(build(other)).twins[0]
+    other = small(arms={"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.5, accept_length=2.7, other_answers=True)})
+    same, different = summarise(build(small())).twins[0], summarise(build(other)).twins[0]
     assert (same.identical, same.plain_identical, different.identical) == (1.0, 1.0, 0.0)
     assert (different.plain_identical, different.pairs) == (1.0, 48)
 
@@ -89,7 +90,7 @@ def test_answers_under_forced_acceptance_mean_nothing() -> None:
 
 
 def test_the_share_of_requests_made_slower() -> None:
-    m = edited(build(Truth()), lambda t: with_requests(
+    m = edited(build(small()), lambda t: with_requests(
         t, lambda r: msgspec.structs.replace(r, done_s=(r.done_s or 0) + 99) if r.index % 4 == 0 else r
     ) if t.record.arm == "eagle3" else t)  # fmt: skip
     found = summarise(m).twins[0]

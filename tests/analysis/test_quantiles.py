@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kit.analysis.quantiles import fewest_for_upper_bound, quantile
+from kit.analysis.quantiles import fewest_for_upper_bound, linear, quantile
 
 
 def test_a_p99_needs_299_requests_for_an_upper_bound() -> None:
@@ -9,6 +9,15 @@ def test_a_p99_needs_299_requests_for_an_upper_bound() -> None:
     few, enough = quantile(range(298), 0.99), quantile(range(299), 0.99)
     assert few is not None and few.indicative and few.high is None and few.low is not None
     assert enough is not None and not enough.indicative and enough.high == 298
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100])
+@pytest.mark.parametrize("q", [0.0, 0.5, 0.99, 1.0])
+def test_the_estimate_is_numpys_linear_one(n: int, q: float) -> None:
+    values = np.random.default_rng(n).uniform(size=n).tolist()
+    found = quantile(values, q) if 0 < q < 1 else None
+    assert linear(sorted(values), q) == pytest.approx(np.quantile(values, q))
+    assert found is None or found.value == linear(sorted(values), q)
 
 
 def test_nothing_has_no_quantile() -> None:
