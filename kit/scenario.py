@@ -155,6 +155,7 @@ class Scenario(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A scenario as written in its file; `name` is the file's stem. See CONTRIBUTING.md for a walk through the keys.
 
     `record = "experts"` counts the tokens of each expert instead of taking times: its trials are void for timing.
+    `changed` names the keys that `--set` laid over the file; the file itself has no say in it.
     """
 
     title: str
@@ -176,6 +177,7 @@ class Scenario(_Table, frozen=True, forbid_unknown_fields=True, kw_only=True):
     slo: Slo | None = None
     inferred: dict[str, str] = {}
     claims: list[Claim] = []
+    changed: list[str] = []
 
 
 def load(path: Path, sets: dict[str, str] | None = None) -> Scenario:
@@ -186,7 +188,7 @@ def load(path: Path, sets: dict[str, str] | None = None) -> Scenario:
     table = _read_toml(path)
     for key, value in (sets or {}).items():
         _override(table, key, value, path)
-    table["name"] = path.stem
+    table["name"], table["changed"] = path.stem, sorted(sets or {})
     try:
         scenario = msgspec.convert(table, Scenario)
     except msgspec.ValidationError as error:

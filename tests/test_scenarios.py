@@ -63,3 +63,9 @@ def test_every_arm_with_an_eagle_has_a_draft(path: Path) -> None:
 def test_the_article_sweep_leaves_the_cap_to_the_server() -> None:
     loaded = scenario.load(FOLDER / "l4-eagle3.toml")
     assert "max-running-requests" not in {**loaded.server.flags, **loaded.arms["eagle3"].flags}
+
+
+def test_what_the_command_line_changes_is_recorded() -> None:
+    changed = scenario.load(FOLDER / "l4-eagle3.toml", {"model": "org/other", "sweep.seeds": "[1]"})
+    assert changed.changed == ["model", "sweep.seeds"]
+    assert scenario.load(FOLDER / "l4-eagle3.toml").changed == []

@@ -20,6 +20,8 @@ from kit.scenario import Claim
 
 Outcome: TypeAlias = Literal["holds", "fails", "cannot tell", "not comparable", "cited"]
 Placed: TypeAlias = Literal["holds", "fails", "cannot tell"]
+DECISIVE = ("model", "draft", "arms", "datasets", "server.flags", "server.env", "image")
+"""Keys of a scenario that make a run another experiment; loads, seeds, ports and the like do not."""
 ROUNDING = 1e-9
 """What logarithms may do to a number that is the published one exactly."""
 WORST: tuple[Placed, ...] = ("fails", "cannot tell", "holds")
@@ -135,6 +137,9 @@ def not_comparable(claim: Claim, run: Run) -> str | None:
     if claim.card and not on_card(claim.card, cards(run)):
         measured = ", ".join(sorted(set(cards(run)))) or "no GPU"
         return f"belongs to {claim.card}, measured on {measured}"
+    changed = [key for key in run.scenario.changed if key.startswith(DECISIVE)]
+    if changed and claim.kind != "condition":
+        return f"this run changed what was published: {', '.join(changed)}"
     if claim.forced:
         return None
     servers = [f for arm in (claim.arm, claim.against) if arm for f in run.servers(arm)]

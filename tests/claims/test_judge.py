@@ -9,7 +9,7 @@ from kit.claims import judge
 from kit.claims.found import Run
 from kit.errors import UnusableInput
 from kit.measurements import LockRecord, Measurements
-from kit.scenario import Claim, Dataset
+from kit.scenario import Claim, Dataset, Scenario
 from tests.claims.folder import on_card, run_of
 from tests.synthetic import ArmTruth, Truth, build, edited
 
@@ -27,6 +27,10 @@ RATIO: dict[str, Any] = {
 
 RUNS: dict[int, tuple[Measurements, Run]] = {}
 """Summaries are dear and do not depend on claims: one for each measurements object."""
+
+
+def scenario_of(m: Measurements) -> Scenario:
+    return msgspec.convert(m.run.scenario, Scenario)
 
 
 def outcome(m: Measurements, **fields: Any) -> judge.Judged:
@@ -279,3 +283,12 @@ def test_a_number_that_is_the_published_one_needs_no_tolerance() -> None:
     """Means over seeds go through logarithms and come back a last digit off."""
     fields: dict[str, Any] = {"id": "i", "text": "t", "kind": "condition", "metric": "prompt_tokens", "arm": "plain"}
     assert outcome(POOLS, **fields, value=512).outcome == "holds"
+
+
+def test_a_run_of_another_model_is_not_held_against_the_source() -> None:
+    fields: dict[str, Any] = {"id": "cap", "text": "t", "metric": "max_running_requests", "arm": "eagle3", "value": 48}
+    for changed, expected in ((["model"], "not comparable"), (["sweep.seeds", "server.port"], "holds")):
+        run = msgspec.structs.replace(
+            run_of(POOLS), scenario=msgspec.structs.replace(scenario_of(POOLS), changed=changed)
+        )
+        assert judge.judge_one(Claim(**fields, kind="pool", forced=True), run).outcome == expected
