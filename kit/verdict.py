@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from kit.analysis.conditions import RANDOM_SOURCES, Condition, rehearsal_for
-from kit.analysis.crossover import Crossover, State, crossover
+from kit.analysis.crossover import NO_WIN, Crossover, State, crossover
 from kit.analysis.limits import limits
 from kit.analysis.ratios import Ratio
 from kit.analysis.summary import Summary
@@ -95,9 +95,11 @@ def _verdict(summary: Summary, dataset: str, condition: Condition, traffic: Traf
     found = crossover(states)
     says, text = _says(found)
     reasons = [*reasons, *_limits(summary, dataset, condition.arm, states)]
+    if traffic == "interactive" and says == "on":
+        text += _open_tails(summary, dataset, condition.arm, found.wins_up_to or 0)
     rehearsed = rehearsal_for(condition, summary.sources[dataset])
     if rehearsed:
-        says, text = "rehearsal", f"no verdict stands on {' and '.join(rehearsed)}"
+        says, text = "rehearsal", f"no verdict stands on {_listed(rehearsed)}"
     twins = [t for t in summary.twins if (t.dataset, t.arm) == (dataset, condition.arm)]
     return Verdict(
         dataset=dataset,
@@ -108,7 +110,7 @@ def _verdict(summary: Summary, dataset: str, condition: Condition, traffic: Traf
         reasons=reasons,
         crossover=found,
         up_to=found.wins_up_to,
-        flag=f"--max-running-requests {found.wins_up_to}" if found.wins_up_to else None,
+        flag=f"--max-running-requests {found.wins_up_to}" if says == "on" else None,
         identical=_least(t.identical for t in twins),
         plain_identical=_least(t.plain_identical for t in twins),
     )
@@ -117,12 +119,12 @@ def _verdict(summary: Summary, dataset: str, condition: Condition, traffic: Traf
 def _says(found: Crossover) -> tuple[Says, str]:
     """A gain that is shown from the lowest load up to N is worth 'on up to N', also when it is open what comes then."""
     if found.kind == "always":
-        return "on", f"up to {found.wins_up_to} users, the highest tested load"
+        return "on", f"up to {_users(found.wins_up_to)}, the highest tested load"
     if found.kind == "none":
         return "off", "at every tested load"
     if found.wins_up_to is not None:
         beyond = f"no gain from {found.no_win_from} on" if found.no_win_from is not None else "not known beyond"
-        return "on", f"up to {found.wins_up_to} users; {beyond}"
+        return "on", f"up to {_users(found.wins_up_to)}; {beyond}"
     return "cannot tell", found.text.removeprefix("cannot tell: ")
 
 
@@ -151,8 +153,8 @@ def _interactive(summary: Summary, dataset: str, arm: str) -> tuple[dict[int, St
 def _inside(state: State, within: bool | None, users: int) -> tuple[State, str | None]:
     """With objectives: a load at which the arm misses them is no load to serve, however fast a token comes."""
     if within is None:
-        return "undecided", f"{users} users: a figure that the limits need is missing"
-    return (state, None) if within else ("no gain", f"{users} users: outside the limits with speculation")
+        return "undecided", f"{_users(users)}: a figure that the limits need is missing"
+    return (state, None) if within else ("no gain", f"{_users(users)}: outside the limits with speculation")
 
 
 def _traded(state: State, ttft: Ratio | None, users: int) -> tuple[State, str | None]:
@@ -160,24 +162,43 @@ def _traded(state: State, ttft: Ratio | None, users: int) -> tuple[State, str | 
     if state != "faster" or ttft is None:
         return state, None
     if ttft.state == "slower":
-        return "undecided", f"{users} users: but the P99 first token comes {ttft.ratio:.2f} times as late; set [slo]"
-    return state, None if ttft.state != "undecided" else f"{users} users: the P99 first token is undecided"
+        return "undecided", f"{_users(users)}: but the P99 first token comes {ttft.ratio:.2f} times as late; set [slo]"
+    return state, None if ttft.state != "undecided" else f"{_users(users)}: the P99 first token is undecided"
+
+
+def _open_tails(summary: Summary, dataset: str, arm: str, up_to: int) -> str:
+    """What 'on' leaves open without objectives: loads at which the P99 first token may or may not be later."""
+    ttft = _ratios(summary, dataset, arm, "ttft_p99_ms")
+    open_ = [c for c, r in ttft.items() if c <= up_to and r.state == "undecided"]
+    if summary.slo is not None or not open_:
+        return ""
+    return f"; whether the P99 first token comes later is undecided at {', '.join(map(str, open_))}"
 
 
 def _told(what: str, users: int, ratio: Ratio) -> str:
     interval = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
     note = f", {ratio.note}" if ratio.note else ""
-    return f"{users} users: {what} {ratio.ratio:.2f} times plain's{interval}, {ratio.state}{note}"
+    return f"{_users(users)}: {what} {ratio.ratio:.2f} times plain's{interval}, {ratio.state}{note}"
 
 
 def _limits(summary: Summary, dataset: str, arm: str, states: dict[int, State]) -> list[str]:
-    """What holds the arm back at the first load without a shown gain, or at the highest."""
+    """What holds the arm back at the first load that is shown to have no gain, or at the highest with one."""
     if not states:
         return []
-    users = next((c for c in sorted(states) if states[c] != "faster"), max(states))
+    users = next((c for c in sorted(states) if states[c] in NO_WIN), max(states))
+    if states[users] == "undecided":
+        return []
     at = [p for p in summary.pressures
           if (p.arm, p.dataset, p.point.concurrency, p.point.rate_per_s) == (arm, dataset, users, None)]  # fmt: skip
-    return [f"what limits it at {users} users: {x.text}" for p in at for x in limits(p)]
+    return [f"what limits it at {_users(users)}: {x.text}" for p in at for x in limits(p)]
+
+
+def _users(users: int | None) -> str:
+    return f"{users} user{'' if users == 1 else 's'}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _ratios(summary: Summary, dataset: str, arm: str, metric: str) -> dict[int, Ratio]:
@@ -238,7 +259,7 @@ def _pool_text(c: Condition) -> str:
         return f"{c.arm}: the server did not say its pool"
     if c.draft_share is None:
         why = "a pool was set by --max-total-tokens" if c.pool_forced else "plain's pool is unknown"
-        return f"{c.arm}: {c.pool_tokens} tokens; what the draft takes cannot be read, since {why}"
+        return f"{c.arm}: {c.pool_tokens} tokens; its share of plain's cannot be read, since {why}"
     return f"{c.arm}: {c.pool_tokens} tokens, {c.draft_share:.0%} less than plain"
 
 

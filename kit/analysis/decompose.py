@@ -8,12 +8,11 @@ all requests, plain has the step time S/T and speculation S/V, and (S/T) / (S'/T
 """
 
 from collections.abc import Sequence
-from math import exp
 
 import msgspec
 
 from kit.analysis.conditions import Condition
-from kit.analysis.judge import MARGIN
+from kit.analysis.crossover import State
 from kit.analysis.limits import Pressure
 from kit.analysis.metrics import decode_span, succeeded
 from kit.analysis.ratios import Ratio
@@ -88,9 +87,14 @@ class _Sums(msgspec.Struct):
 
 
 def decompositions(
-    sheet: Sequence[Entry], pressures: Sequence[Pressure], conditions: Sequence[Condition], order: Order
+    sheet: Sequence[Entry],
+    pressures: Sequence[Pressure],
+    conditions: Sequence[Condition],
+    ratios: Sequence[Ratio],
+    order: Order,
 ) -> list[Decomposition]:
     """One for each arm and fixed concurrency at which a plain load with the same running batch exists."""
+    states = {(r.point, r.arm): r.state for r in ratios if r.metric == "tpot_p50_ms"}
     sums = _sums(sheet)
     running = {(p.point, p.arm): p.mean_running for p in pressures}
     by_arm = {c.arm: c for c in conditions}
@@ -104,7 +108,14 @@ def decompositions(
         if beside is not None and own.steps and own.tokens and own.seconds and not own.unverified:
             found.append(
                 _decomposition(
-                    by_arm[arm], point, beside, own, sums[beside, plain], running[point, arm], running[beside, plain]
+                    by_arm[arm],
+                    point,
+                    beside,
+                    own,
+                    sums[beside, plain],
+                    running.get((point, arm)),
+                    running.get((beside, plain)),
+                    states.get((point, arm)) if beside == point else None,
                 )
             )
     return found
@@ -156,6 +167,7 @@ def _decomposition(
     plain: _Sums,
     running: float | None,
     plain_running: float | None,
+    state: State | None,
 ) -> Decomposition:
     accept, step_s, plain_step_s = own.tokens / own.steps, own.seconds / own.steps, plain.seconds / plain.tokens
     cost = step_s / plain_step_s
@@ -172,15 +184,17 @@ def _decomposition(
         step_ms=step_s * 1e3,
         step_cost=cost,
         tokens_per_chunk=own.chunk_tokens / own.chunks if own.chunks else None,
-        text=_says(accept, cost, condition.draft_tokens),
+        text=_says(accept, cost, condition.draft_tokens, state),
     )
 
 
-def _says(accept: float, cost: float, draft_tokens: int | None) -> str:
-    """Whether the draft is poor or verification dear."""
+def _says(accept: float, cost: float, draft_tokens: int | None, state: State | None) -> str:
+    """Whether the draft is poor or verification dear; only the numbers where no difference may be claimed."""
     numbers = f"a verify step takes {cost:.2f} plain steps and yields {accept:.2f} tokens"
-    if accept / cost > exp(MARGIN):
+    if state == "faster":
         return f"it pays: {numbers}"
+    if state is None or state == "undecided":
+        return f"{numbers}; whether that pays is undecided"
     if draft_tokens is not None and cost >= draft_tokens:
         return f"verification is too dear for any draft of {draft_tokens} tokens: {numbers}"
     return f"the draft is too poor for what verification costs here: {numbers}, and {cost:.2f} would break even"

@@ -84,6 +84,6 @@ def loads(entries: Sequence[Entry]) -> str:
     """The loads of some trials in words."""
     users = sorted({e.point.concurrency for e in entries if e.point.rate_per_s is None})
     rates = sorted({e.point.rate_per_s for e in entries if e.point.rate_per_s is not None})
-    parts = [f"{', '.join(map(str, users))} users"] if users else []
+    parts = [f"{', '.join(map(str, users))} user{'' if users == [1] else 's'}"] if users else []
     parts += [f"{', '.join(f'{r:g}' for r in rates)} req/s"] if rates else []
     return " and ".join(parts)

@@ -93,7 +93,8 @@ def limits(p: Pressure) -> list[Limit]:
     if p.max_running < users:
         text = f"{p.max_running} of {users} requests ran at a time, and neither cap nor pool accounts for it"
         return [Limit(kind="unknown", text=text)]
-    text = f"compute: all {users} requests ran at once, none waited for room, and verification competes with the batch"
+    ran = f"all {users} requests ran at once" if users > 1 else "the one request ran alone"
+    text = f"compute: {ran}, none waited for room, so a verify step itself costs what it costs"
     return [Limit(kind="compute", text=text)]
 
 

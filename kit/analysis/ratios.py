@@ -82,7 +82,8 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     """The noise floor of one metric, from the plain server that ran twice in each block.
 
     `drift` is the mean of last / first over points, `spread` the standard deviation of its logarithm, `floor` the
-    smallest ratio to plain (above 1) that a single comparison tells from two starts of the same server.
+    smallest ratio to plain (above 1) that a single comparison tells from two starts of the same server: None when so
+    few starts tell less than a factor of ten.
     """
 
     metric: str
@@ -90,7 +91,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     spread: float | None
     points: int
     blocks: int
-    floor: float
+    floor: float | None
     df: float
 
 
@@ -196,10 +197,10 @@ def noise_floors(sheet: Sequence[Entry], baseline: str) -> list[Noise]:
         variance = noise.restart_variance([[noise.ABA * d for d in at.values()] for at in blocks.values()])
         if variance is None:
             continue
-        floor = exp(noise.t_quantile(variance.df, ALPHA) * (variance.value / len(blocks)) ** 0.5)
+        least = noise.t_quantile(variance.df, ALPHA) * (variance.value / len(blocks)) ** 0.5
         found.append(Noise(
             metric=metric.tag, drift=exp(fmean(logs)), points=len({p for at in blocks.values() for p in at}),
-            spread=stdev(logs) if len(logs) > 1 else None, blocks=len(blocks), floor=floor,
-            df=variance.df,
+            spread=stdev(logs) if len(logs) > 1 else None, blocks=len(blocks), df=variance.df,
+            floor=exp(least) if least < log(10) else None,
         ))  # fmt: skip
     return found

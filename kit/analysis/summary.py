@@ -129,7 +129,7 @@ def summarise(m: Measurements) -> Summary:
         ratios=compared,
         crossovers=crossovers(compared, pressed),
         pressures=pressed,
-        decompositions=decompositions(sheet, pressed, said, order),
+        decompositions=decompositions(sheet, pressed, said, compared, order),
         break_evens=break_evens(compared, said),
         twins=twins(sheet, said, order),
         biases=biases(compared, scenario.datasets),

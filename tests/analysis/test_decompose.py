@@ -40,6 +40,11 @@ def test_a_poor_draft_and_a_dear_verification_are_told_apart(speed: float, accep
     assert all(words in d.text for d in summarise(build(truth(speed, accept))).decompositions)
 
 
+def test_without_a_claim_there_are_only_the_numbers() -> None:
+    noisy = msgspec.structs.replace(truth(1.1), noise=0.2)
+    assert all("undecided" in d.text for d in summarise(build(noisy)).decompositions)
+
+
 def test_case_62_both_arms_are_counted_by_the_server() -> None:
     """A decode step of plain is one token by the server's count, not by the client's chunks."""
     m = edited(build(truth()), lambda t: with_requests(t, lambda r: msgspec.structs.replace(r, completion_tokens=20)))

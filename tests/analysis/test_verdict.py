@@ -41,6 +41,7 @@ def test_case_60_on_up_to_the_last_load_with_a_gain() -> None:
     found = verdict(build(truth(fades)))
     assert (found.says, found.up_to, found.flag) == ("on", 8, "--max-running-requests 8")
     assert found.condition == "up to 8 users; no gain from 16 on"
+    assert found.crossover.kind == "bracket"
     assert any(r.startswith("16 users: output") for r in found.reasons)
     assert any("what limits it at 16 users: compute" in r for r in found.reasons)
 
@@ -70,6 +71,12 @@ def test_a_later_first_token_is_a_trade_without_limits() -> None:
     assert any("32 users: but the P99 first token" in r for r in found.reasons)
 
 
+def test_an_open_tail_stands_in_the_condition() -> None:
+    m = build(truth(1.8, noise=0.03))
+    assert "P99 first token comes later is undecided" in verdict(m, "interactive").condition
+    assert "first token" not in verdict(m, "batch").condition
+
+
 @pytest.mark.parametrize(("ttft_p99_s", "up_to"), [(9.0, 32), (0.5, 16)])
 def test_with_limits_a_load_outside_them_is_no_load_to_serve(ttft_p99_s: float, up_to: int) -> None:
     arms = {"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.6, accept_length=2.7, draft=True, pool_tokens=11_000)}
@@ -83,7 +90,7 @@ def test_with_limits_a_load_outside_them_is_no_load_to_serve(ttft_p99_s: float, 
 def test_case_16_a_rehearsal_is_neither_on_nor_off(facts: dict[str, object]) -> None:
     m = said(build(truth(fades)), "eagle3", **facts)
     found = conclude(summarise(m))
-    assert {v.says for v in found.verdicts} == {"rehearsal"}
+    assert {(v.says, v.flag) for v in found.verdicts} == {("rehearsal", None)}
     assert found.checklist[4].state == "cannot tell"
     assert not any("--max-running-requests" in line for i in found.checklist for line in i.next)
 
