@@ -56,7 +56,7 @@ DAEMON_ERRORS = (docker.errors.DockerException, requests.RequestException, urlli
 
 
 class DockerEngine:
-    """Runs servers on this machine's Docker Engine. `gpus` are the cards' indexes; None gives the server no card.
+    """Runs servers on this machine's Docker Engine. `gpus` are the cards' indexes; none of them, no card.
 
     `image` is the scenario's pinned image, from which `invoke build` made the one that runs.
     """
@@ -64,7 +64,7 @@ class DockerEngine:
     name = "docker"
 
     def __init__(self, image: Image, *, allow_unpinned: bool = False, gpus: list[int] | None = None) -> None:
-        self._image, self._allow_unpinned, self._gpus = image, allow_unpinned, gpus
+        self._image, self._allow_unpinned, self._gpus = image, allow_unpinned, gpus or None
         self.server_cores, self.client_cores = split_cores(sorted(os.sched_getaffinity(0)))
 
     def check(self, port: int) -> dict[str, str]:
