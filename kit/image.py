@@ -19,7 +19,7 @@ KIT = "sglang-speculation-kit"
 CONTEXT, SGLANG, BASE = f"{KIT}.context", f"{KIT}.sglang", f"{KIT}.base"
 """Labels of the image: what of the kit is in it, SGLang's version, and what it was built from."""
 
-CLIENT_FILES = ("kit/__init__.py", "kit/errors.py", "kit/measurements.py", "kit/client/*.py")
+CLIENT_FILES = ("kit/__init__.py", "kit/children.py", "kit/errors.py", "kit/measurements.py", "kit/client/*.py")
 """What of the kit goes into the image: the client and what it imports."""
 
 
@@ -35,6 +35,11 @@ def default(dockerfile: Path = ROOT / "Dockerfile") -> Image:
 def is_pinned(image: Image) -> bool:
     """Whether the reference ends in a digest."""
     return re.search(r"@sha256:[0-9a-f]{64}$", image.ref) is not None
+
+
+def is_made_from(image: Image, base: str) -> bool:
+    """Whether a base is the pinned one: the digest says it, and the name of a mirror does not matter."""
+    return is_pinned(image) and base.partition("@")[2] == image.ref.partition("@")[2]
 
 
 def require_pin(image: Image, allow_unpinned: bool) -> None:

@@ -45,6 +45,13 @@ def test_what_is_not_pinned_is_refused_unless_allowed(ref: str) -> None:
     image.require_pin(Image(ref=f"a/b:1@{DIGEST}", sglang="1"), allow_unpinned=False)
 
 
+def test_a_mirror_of_the_pinned_digest_is_the_pinned_base() -> None:
+    pinned = Image(ref=f"a/b:1@{DIGEST}", sglang="1")
+    assert image.is_made_from(pinned, f"mirror.invalid/a/b:1@{DIGEST}")
+    assert not image.is_made_from(pinned, "a/b:1") and not image.is_made_from(pinned, f"a/b:1@{DIGEST[:-1]}b")
+    assert not image.is_made_from(Image(ref="a/b:1", sglang="1"), "a/b:1")
+
+
 def test_two_bases_never_share_a_name() -> None:
     names = {image.built_name(Image(ref=ref, sglang="1")) for ref in (f"a:1@{DIGEST}", f"a:1@{DIGEST[:-1]}b", "a:1")}
     assert len(names) == 3

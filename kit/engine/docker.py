@@ -65,6 +65,7 @@ class DockerEngine:
 
     def __init__(self, image: Image, *, allow_unpinned: bool = False, gpus: list[int] | None = None) -> None:
         self._image, self._allow_unpinned, self._gpus = image, allow_unpinned, gpus or None
+        self._image_id = images.built_name(image)  # until `check` has looked: by its id no later build gets between
         self.server_cores, self.client_cores = split_cores(sorted(os.sched_getaffinity(0)))
 
     def check(self, port: int) -> dict[str, str]:
@@ -72,7 +73,9 @@ class DockerEngine:
         with connected() as client:
             if self._gpus is not None:
                 probe_gpu(client, self._gpus)
-            return {"docker": client.version()["Version"], **image_facts(client, self._image, self._allow_unpinned)}
+            facts = image_facts(client, self._image, self._allow_unpinned)
+            self._image_id = facts["image_id"]
+            return {"docker": client.version()["Version"], **facts}
 
     @contextmanager
     def serve(self, launch: Launch) -> Iterator["DockerEndpoint"]:
@@ -81,7 +84,7 @@ class DockerEngine:
         Raises UnusableInput when Docker refuses to start them, EngineLost when the daemon goes away.
         """
         with connected() as client:
-            start = _Start(client, launch, self._image, self._gpus, (self.server_cores, self.client_cores))
+            start = _Start(client, launch, self._image_id, self._gpus, (self.server_cores, self.client_cores))
             try:
                 yield start.endpoint()
             except BaseException:
@@ -105,7 +108,7 @@ class DockerEndpoint:
     def call(self, method: str, path: str, body: bytes | None = None, timeout_s: float = 30.0) -> Reply:
         """One control request by `kit.client call`. Status 0: nothing answered. Raises EngineLost."""
         where = ["--host", "127.0.0.1", "--port", str(self._launch.port), "--timeout", str(timeout_s)]
-        lines = list(self._run(["call", method, path, *where], body or b"", f"{method} {path}"))
+        lines = list(self._run(["call", method, path, *where], body or b"", f"{method} {path} was asked"))
         answer = msgspec.json.decode(lines[-1], type=CallResult)
         return Reply(answer.status, answer.body.encode())
 
@@ -159,11 +162,11 @@ class _Start:
     """The network and the two containers of one `serve`, and their removal."""
 
     def __init__(
-        self, client: Client, launch: Launch, image: Image, gpus: list[int] | None, cores: tuple[list[int], list[int]]
+        self, client: Client, launch: Launch, image: str, gpus: list[int] | None, cores: tuple[list[int], list[int]]
     ) -> None:
         self._client, self._launch, self._gpus = client, launch, gpus
         self._id = uuid.uuid4().hex[:12]
-        self._image = images.built_name(image)
+        self._image = image
         self._log: _LogCopy | None = None
         self._cores = cores
 
@@ -404,12 +407,19 @@ def image_facts(client: Client, image: Image, allow_unpinned: bool) -> dict[str,
     labels = found["Config"]["Labels"] or {}
     if labels.get(images.CONTEXT) != images.fingerprint():
         raise UnusableInput(f"image {name} holds another version of the kit's client; `invoke build` makes it anew")
+    base = labels.get(images.BASE, "")
+    pinned = images.is_made_from(image, base)
+    if not pinned and not allow_unpinned:
+        raise UnusableInput(
+            f"image {name} was built from {base} and not from the pinned {image.ref}; `invoke build` without --base"
+            " makes it anew, or pass --allow-unpinned, and every report will say so"
+        )
     return {
         "image": name,
         "image_id": found["Id"],
-        "image_base": labels.get(images.BASE, ""),
+        "image_base": base,
         "image_sglang": labels.get(images.SGLANG, ""),
-        "image_pinned": "yes" if images.is_pinned(image) and labels.get(images.BASE) == image.ref else "no",
+        "image_pinned": "yes" if pinned else "no",
         "image_architecture": found["Architecture"],
     }
 

@@ -81,6 +81,23 @@ def test_an_image_with_another_client_is_out_of_date(daemon: docker.DockerClient
         daemon.images.remove(image.built_name(stale), force=True)
 
 
+def test_an_image_from_another_base_than_the_pinned_one_needs_a_word(
+    daemon: docker.DockerClient, standin_base: Image, tmp_path: Path
+) -> None:
+    pinned = Image(ref="example.invalid/sglang:v0.5.17@sha256:" + "0" * 64, sglang="0.5.17")
+    ca, base = certificates(), standin_base.ref
+    with pytest.raises(UnusableInput, match="has no digest"):
+        build.build(pinned, tmp_path / "image.json", print, base=base, ca=ca)
+    made = build.build(pinned, tmp_path / "image.json", print, base=base, ca=ca, allow_unpinned=True)
+    try:
+        assert made.base == base and made.base_digest is None
+        with pytest.raises(UnusableInput, match="was built from kit-test-sglang.* and not from the pinned"):
+            DockerEngine(pinned).check(30000)
+        assert DockerEngine(pinned, allow_unpinned=True).check(30000)["image_pinned"] == "no"
+    finally:
+        daemon.images.remove(made.name, force=True)
+
+
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
     """An image registry of the test's own on the loopback interface."""
