@@ -20,7 +20,7 @@ from kit.errors import RunFailed, UnusableInput
 from kit.scenario import Image
 from tests.docker.conftest import STANDIN, certificates, left_over
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]  # the first test makes the base image
 
 
 def test_a_build_records_what_is_in_the_image(daemon: docker.DockerClient, built: build.Built) -> None:

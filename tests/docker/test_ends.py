@@ -16,7 +16,7 @@ from kit.engine import owner
 from kit.engine.docker import DockerEngine
 from tests.docker.conftest import left_over, runner
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]  # the first test makes the base image
 
 SERVE = """\
 engine = DockerEngine(STANDIN, allow_unpinned=True)

@@ -22,7 +22,7 @@ from kit.scenario import Image
 from tests.docker.conftest import STANDIN, containers, in_process, left_over, make_launch
 from tests.docker.debian import ROOT
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]  # the first test makes the base image
 LINE = msgspec.json.Decoder(RequestRecord | DriveEnd)
 
 

@@ -14,7 +14,7 @@ from tests.docker.conftest import left_over, runner
 from tests.docker.debian import ROOT
 from tests.docker.own import Daemon
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]  # the first test makes the base image
 
 RUN = """\
 from kit import run, scenario, setup
