@@ -41,7 +41,8 @@ class ArmTruth(msgspec.Struct, frozen=True, kw_only=True):
 class Truth(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run. Noises are standard deviations of logarithms: `noise` of a trial, `restart` of a server's start
     (at all its loads), `restart_at_point` of a start at one load; `drift` is by how much a leg is slower than the one
-    before. `datasets` maps names to sources; `speeds` overrides an arm's speed for one data set."""
+    before. With `new_seeds` each further block takes the next seeds, as `--until-decided` does. `datasets` maps names
+    to their tables; `speeds` overrides an arm's speed on one data set."""
 
     arms: Mapping[str, ArmTruth] = msgspec.field(
         default_factory=lambda: {"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.5, accept_length=2.7, draft=True)}
@@ -54,6 +55,7 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     rates: tuple[float, ...] = ()
     seeds: tuple[int, ...] = (1, 2, 3)
     blocks: int = 1
+    new_seeds: bool = False
     sittings: int = 1
     requests: int = 16
     input_len: int = 512
@@ -96,7 +98,7 @@ def build(truth: Truth | None = None) -> Measurements:
     asked, rng = scenario_of(truth), np.random.default_rng(truth.draw)
     servers: list[tuple[int, ms.ServerRecord]] = []
     trials: list[TrialData] = []
-    blocks = [plan.block(asked, number) for number in range(1, truth.blocks + 1)]
+    blocks = [plan.block(asked, number, seeds=_seeds(truth, number)) for number in range(1, truth.blocks + 1)]
     for sitting in range(1, truth.sittings + 1):
         for block in blocks:
             for order, leg in enumerate(block.legs):
@@ -114,6 +116,11 @@ def build(truth: Truth | None = None) -> Measurements:
         trials=trials,
         incomplete=[],
     )
+
+
+def _seeds(truth: Truth, block: int) -> tuple[int, ...]:
+    shift = (block - 1) * len(truth.seeds) if truth.new_seeds else 0
+    return tuple(seed + shift for seed in truth.seeds)
 
 
 def edited(m: Measurements, change: Callable[[TrialData], TrialData | None]) -> Measurements:

@@ -10,6 +10,8 @@ So sqrt(3/4) D is one draw of the error of the mean log ratio, whatever the shar
 the differences of the mean log ratio between blocks are further draws, and then of the speculative server's starts too.
 All these `contrasts` are squared about zero, not about their mean: a drift of the machine is in them as well.
 
+Until a second block there is no draw of the speculative server's starts, which are taken to be as lucky as plain's.
+
 A start that is fast at one load is often fast at all, so P points of one pair of starts are not P independent draws.
 Their intraclass correlation rho is estimated from the contrasts, and their degrees of freedom are P / (1 + (P-1) rho^2)
 for each pair, which is the variance of a mean of squares of equally correlated normal values.

@@ -147,7 +147,8 @@ METHOD = [
     "the first and last plain server differ and, from the second block on, by how far blocks differ. Seeds on one "
     "server do not sample restarts. The restart spread is squared about zero, so a drift widens it; a part of the run "
     "noise is in both, which errs on the safe side. Degrees of freedom are Satterthwaite's, and points that move "
-    "together count as fewer.",
+    "together count as fewer. In a single block the speculative server started once, and its luck is taken to be like "
+    "plain's.",
     "A difference is claimed when the whole interval lies beyond 3 %, and 'no gain' when all of it lies below; the "
     "interval that decides is Holm's over the loads that one verdict uses. Looks taken with --until-decided share the "
     "5 % (Pocock's spending).",

@@ -1,14 +1,19 @@
 """From measurements with a known truth to ratios: pairing, blocks, looks and what is shown but not judged."""
 
+from collections import defaultdict
 from math import log
+from statistics import fmean
 
 import msgspec
 import pytest
 
-from kit.analysis import sheet
+from kit.analysis import noise, sheet
+from kit.analysis.judge import judge
+from kit.analysis.pairing import estimate_all
 from kit.analysis.ratios import Ratio
 from kit.analysis.summary import Summary, summarise, undecided
 from kit.measurements import ClientWatch, Measurements, TrialData
+from kit.plan import Point
 from tests.analysis.small import small
 from tests.synthetic import ArmTruth, build, edited, with_record
 
@@ -179,3 +184,27 @@ def test_undecided_points_are_those_a_verdict_waits_for() -> None:
 def test_a_leg_of_another_naming_is_one_block() -> None:
     trial = with_record(build(small()).trials[0], leg="plain")
     assert sheet.start_of(trial).aba == (1, 1)
+
+
+def test_the_records_come_to_the_rule_whose_error_rates_are_tested() -> None:
+    """Two blocks of own seeds, put together by hand: the same p as the summary's, to the last digit but a few."""
+    m, loads, blocks = build(small(blocks=2, new_seeds=True, noise=0.02, restart=0.01)), (1, 8, 32), (1, 2)
+    runs: dict[tuple[int, int, int], list[float]] = defaultdict(list)  # block, load, place in the block: seeds
+    for e in sheet.entries(m):
+        runs[e.start.block, e.point.concurrency, e.start.position].append(log(e.values[OUTPUT]))
+    gains = {
+        (b, c): [s - (f + z) / 2 for f, s, z in zip(*(runs[b, c, p] for p in (1, 2, 3)), strict=True)]
+        for b in blocks
+        for c in loads
+    }
+    plain = [[noise.ABA * (fmean(runs[b, c, 3]) - fmean(runs[b, c, 1])) for c in loads] for b in blocks]
+    moved = [noise.helmert([fmean(gains[b, c]) for b in blocks])[0] for c in loads]
+    points = [Point("own", c) for c in loads]
+    estimates = estimate_all(
+        {p: gains[1, p.concurrency] + gains[2, p.concurrency] for p in points},
+        [*plain, moved],
+        dict.fromkeys(points, 0.5),
+        dict.fromkeys(points),
+    )
+    by_hand = [j.p for j in judge(list(estimates.values())) if j is not None]
+    assert [ratio(summarise(m), concurrency=c).p for c in loads] == pytest.approx(by_hand)
