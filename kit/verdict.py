@@ -16,7 +16,7 @@ from kit.analysis.crossover import NO_WIN, Crossover, State, crossover
 from kit.analysis.limits import limits
 from kit.analysis.ratios import Ratio
 from kit.analysis.summary import Summary
-from kit.analysis.table import Row
+from kit.analysis.table import Row, load_text
 
 Says: TypeAlias = Literal["on", "off", "cannot tell", "rehearsal"]
 Traffic: TypeAlias = Literal["interactive", "batch"]
@@ -341,7 +341,7 @@ def _tails(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
     judged = [r for r in summary.ratios if r.metric in ("ttft_p99_ms", "gap_longest_p99_ms")]
     slower = [r for r in judged if r.state == "slower"]
     open_ = [r for r in judged if r.state == "undecided"]
-    text = [f"{r.arm} on {r.dataset}, {r.point.label}: {r.metric} {r.ratio:.2f} times plain's" for r in slower]
+    text = [f"{r.arm} on {r.dataset}, {load_text(r.point)}: {r.metric} {r.ratio:.2f} times plain's" for r in slower]
     text += [f"{len(open_)} of {len(judged)} tails are undecided"] if open_ else []
     weighed = summary.slo is not None
     state: Done = "act" if slower and not weighed else "cannot tell" if open_ or not judged else "done"

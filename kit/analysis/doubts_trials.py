@@ -46,6 +46,12 @@ def _answer_off(case: Case, entry: Entry) -> float | None:
     return _off(entry.values.get("completion_tokens"), asked)
 
 
+def _own_accept_length(case: Case, entry: Entry) -> float | None:
+    """The accept length that draft and target reached by themselves; None where it was forced."""
+    forced = any(c.arm == entry.arm and c.forced_accept_length is not None for c in case.conditions)
+    return None if forced else entry.values.get("accept_length")
+
+
 def _tail_factor(_: Case, entry: Entry) -> float | None:
     p50, p99 = entry.values.get("ttft_p50_ms"), entry.values.get("ttft_p99_ms")
     return p99 / p50 if p50 and p99 is not None else None
@@ -115,8 +121,7 @@ RULES = (
         advice="Run `invoke selftest` on a quiet machine and give the client cores of its own.",
     ),
     Rule(
-        tag="small-accept-length", number=lambda _, e: e.values.get("accept_length"), below=True,
-        limit=SMALL_ACCEPT_LENGTH,
+        tag="small-accept-length", number=_own_accept_length, below=True, limit=SMALL_ACCEPT_LENGTH,
         text="an accept length of {number:.2f} at {loads}: almost every draft was thrown away",
         advice="Check that draft and target belong together, and the chat template; else turn speculation off.",
     ),

@@ -63,6 +63,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     question: str
     engine: str
+    image: dict[str, str]
+    unpinned: bool
     baseline: str
     arms: list[str]
     datasets: list[str]
@@ -109,6 +111,8 @@ def summarise(m: Measurements) -> Summary:
         title=scenario.title,
         question=scenario.question,
         engine=m.run.engine,
+        image=m.run.image,
+        unpinned=m.run.unpinned,
         baseline=scenario.baseline,
         arms=arms,
         datasets=datasets,

@@ -98,6 +98,11 @@ def test_an_accept_length_below_1_2() -> None:
     assert [d.subject for d in doubts(build(poor), "small-accept-length")] == ["ngram on own"]
 
 
+def test_an_accept_length_that_was_forced_is_no_doubt() -> None:
+    poor = ArmTruth(accept_length=1.0, forced_accept_length=1.0, draft=True)
+    assert doubts(build(small(arms={"plain": ArmTruth(), "forced1": poor})), "small-accept-length") == []
+
+
 def test_case_37_no_counters_is_no_accept_length() -> None:
     m = changed(lambda r: msgspec.structs.replace(r, spec=None))
     assert [d.subject for d in doubts(m, "no-accept-length")] == ["eagle3"]

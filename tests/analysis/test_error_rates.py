@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kit.analysis import noise
+from kit.analysis.crossover import Crossover, crossover
 from kit.analysis.judge import Judgement, judge
 from kit.analysis.looks import look_level
 from kit.analysis.pairing import estimate_all
@@ -18,12 +19,19 @@ SEEDS = 3
 
 
 class Sweep:
-    """A growing set of A B A blocks at `loads` loads, all with the same true log gain."""
+    """A growing set of A B A blocks at `loads` loads, with their true log gains."""
 
     def __init__(
-        self, rng: np.random.Generator, loads: int, gain: float, run: float | list[float], start: float, drift: float
+        self,
+        rng: np.random.Generator,
+        loads: int,
+        gain: float | list[float],
+        run: float | list[float],
+        start: float,
+        drift: float,
     ):
-        self.rng, self.loads, self.gain, self.run, self.start, self.drift = rng, loads, gain, run, start, drift
+        self.rng, self.loads, self.run, self.start, self.drift = rng, loads, run, start, drift
+        self.gain = np.broadcast_to(gain, loads)[:, None]
         self.gains: list[list[list[float]]] = []  # block, load, seed
         self.pairs: list[list[float]] = []  # block, load: mean log(last / first)
 
@@ -115,3 +123,43 @@ def test_no_gain_is_found_where_there_is_none() -> None:
         states = until_decided(Sweep(rng, 5, 0.0, 0.01, 0.0, 0.0))
         found += all(s in ("equal", "no gain") for s in states)
     assert found >= 0.8 * draws
+
+
+AXIS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def crossovers(gains: tuple[float, ...], draws: int) -> list[Crossover]:
+    """What is found of seven true ratios with three seeds, 2 % run noise and one block."""
+    rng, found = np.random.default_rng(5), []
+    for _ in range(draws):
+        sweep = Sweep(rng, 7, np.log(gains).tolist(), 0.02, 0.002, 0.0)
+        sweep.measure()
+        states = {c: j.state for c, j in zip(AXIS, sweep.judged(look_level(1, 1)), strict=True) if j is not None}
+        found.append(crossover(states))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gains", "kind", "up_to", "from_on"),
+    [
+        ((2.2, 2.0, 1.8, 1.5, 1.25, 0.85, 0.7), "bracket", 16, 32),
+        ((1.9, 1.9, 1.8, 1.8, 1.7, 1.6, 1.5), "always", 64, None),
+        ((0.85, 0.85, 0.8, 0.8, 0.7, 0.7, 0.7), "none", None, 1),
+        ((1.5, 1.5, 0.8, 1.4, 1.4, 0.8, 0.7), "not monotone", None, None),
+    ],
+)
+def test_crossovers_of_seven_point_truths(
+    gains: tuple[float, ...], kind: str, up_to: int | None, from_on: int | None
+) -> None:
+    found = crossovers(gains, 300)
+    right = sum((x.kind, x.wins_up_to, x.no_win_from) == (kind, up_to, from_on) for x in found)
+    claimed = sum(x.wins_up_to is not None and x.wins_up_to > (up_to or 0) for x in found if kind != "not monotone")
+    assert right >= 0.8 * len(found)
+    assert claimed <= 0.05 * len(found)
+
+
+def test_a_crossover_near_a_tested_load_is_not_made_up() -> None:
+    """At 16 users the truth is a gain of 2 %: the bracket may stay open there, and seldom claims a gain."""
+    found = crossovers((2.0, 1.8, 1.6, 1.4, 1.02, 0.8, 0.7), 300)
+    assert sum((x.wins_up_to or 0) > 8 for x in found) <= 0.05 * len(found)
+    assert sum((x.no_win_from or 64) < 16 for x in found) == 0
