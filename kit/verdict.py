@@ -303,7 +303,8 @@ def _own_prompts(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
         for r in summary.rows if "accept_length" in r.cells
     ]  # fmt: skip
     figures += [
-        Figure(subject=f"{b.arm}, {b.concurrency} users: {b.over} over {b.under}", name=f"{b.kind}, {b.metric}",
+        Figure(subject=f"{b.arm}, {_users(b.concurrency)}: {b.over} over {b.under}",
+               name=f"{b.kind}, {_heading(summary, b.metric)}",
                value=b.factor)
         for b in summary.biases
     ]  # fmt: skip
@@ -332,16 +333,17 @@ TAILS = (("ttft_p50_ms", "ttft_p99_ms"), ("gap_longest_p50_ms", "gap_longest_p99
 
 def _tails(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
     """Median and P99 side by side. A P99 that got slower has to be weighed: limits in the scenario do that."""
-    figures = [f for row in summary.rows for pair in TAILS for f in _tail_figures(row, pair)]
+    figures = [f for row in summary.rows for pair in TAILS for f in _tail_figures(summary, row, pair)]
     figures += [
-        Figure(subject=f"{row.arm} on {row.dataset}, {row.load}", name="itl_sglang_p99_ms", unit="ms",
+        Figure(subject=f"{row.arm} on {row.dataset}, {row.load}", name=_heading(summary, "itl_sglang_p99_ms"), unit="ms",
                value=row.cells["itl_sglang_p99_ms"].value)
         for row in summary.rows if "itl_sglang_p99_ms" in row.cells
     ]  # fmt: skip
     judged = [r for r in summary.ratios if r.metric in ("ttft_p99_ms", "gap_longest_p99_ms")]
     slower = [r for r in judged if r.state == "slower"]
     open_ = [r for r in judged if r.state == "undecided"]
-    text = [f"{r.arm} on {r.dataset}, {load_text(r.point)}: {r.metric} {r.ratio:.2f} times plain's" for r in slower]
+    text = [f"{r.arm} on {r.dataset}, {load_text(r.point)}: {_heading(summary, r.metric)} {r.ratio:.2f} times plain's"
+            for r in slower]  # fmt: skip
     text += [f"{len(open_)} of {len(judged)} tails are undecided"] if open_ else []
     weighed = summary.slo is not None
     state: Done = "act" if slower and not weighed else "cannot tell" if open_ or not judged else "done"
@@ -355,7 +357,7 @@ def _tails(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
     )
 
 
-def _tail_figures(row: Row, pair: tuple[str, str]) -> list[Figure]:
+def _tail_figures(summary: Summary, row: Row, pair: tuple[str, str]) -> list[Figure]:
     found = []
     for metric in pair:
         cell = row.cells.get(metric)
@@ -363,7 +365,7 @@ def _tail_figures(row: Row, pair: tuple[str, str]) -> list[Figure]:
         found.append(
             Figure(
                 subject=f"{row.arm} on {row.dataset}, {row.load}",
-                name=metric,
+                name=_heading(summary, metric),
                 value=cell.value if cell else None,
                 unit="ms",
                 mark="indicative" if indicative else "",
@@ -391,6 +393,10 @@ def _traffic(summary: Summary, verdicts: Sequence[Verdict]) -> ChecklistItem:
         figures=figures,
         next=typed or _more(summary, {state}),
     )
+
+
+def _heading(summary: Summary, metric: str) -> str:
+    return next(m.heading for m in summary.metrics if m.tag == metric)
 
 
 def _flags(summary: Summary, arm: str) -> str:

@@ -145,8 +145,8 @@ def test_point_3_wants_own_prompts_and_their_real_lengths() -> None:
 def test_point_4_sets_p99_beside_the_median() -> None:
     found = item(build(truth(fades)), 4)
     names = [f.name for f in found.figures]
-    assert names[:2] == ["ttft_p50_ms", "ttft_p99_ms"]
-    assert {f.mark for f in found.figures if f.name == "ttft_p99_ms"} == {"indicative"}
+    assert names[:2] == ["TTFT p50", "TTFT p99"]
+    assert {f.mark for f in found.figures if f.name == "TTFT p99"} == {"indicative"}
     assert found.state == "act"
 
 
