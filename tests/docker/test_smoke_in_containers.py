@@ -34,7 +34,7 @@ def test_the_smoke_scenario_runs_in_containers_and_reports(
         lines = measurements.read_lines(trial / "requests.jsonl", RequestRecord)
         measured = [r for r in lines if not r.warmup]
         assert measured and all(r.error is None and r.completion_tokens == 32 for r in measured), trial
-    text = report.write(folder, ROOT / "templates").read_text()
-    assert "docker" in text.lower()
+    text = report.write(folder, ROOT / "templates", tmp_path / "reports").read_text()
+    assert "Engine: docker" in text and "not pinned by digest" in text
     assert not [p for p in folder.rglob("*") if p.stat().st_uid != os.getuid()], "the results are the caller's"
     assert left_over(daemon) == []
