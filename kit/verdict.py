@@ -335,8 +335,8 @@ def _tails(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
     """Median and P99 side by side. A P99 that got slower has to be weighed: limits in the scenario do that."""
     figures = [f for row in summary.rows for pair in TAILS for f in _tail_figures(summary, row, pair)]
     figures += [
-        Figure(subject=f"{row.arm} on {row.dataset}, {row.load}", name=_heading(summary, "itl_sglang_p99_ms"), unit="ms",
-               value=row.cells["itl_sglang_p99_ms"].value)
+        Figure(subject=f"{row.arm} on {row.dataset}, {row.load}", unit="ms",
+               name=_heading(summary, "itl_sglang_p99_ms"), value=row.cells["itl_sglang_p99_ms"].value)
         for row in summary.rows if "itl_sglang_p99_ms" in row.cells
     ]  # fmt: skip
     judged = [r for r in summary.ratios if r.metric in ("ttft_p99_ms", "gap_longest_p99_ms")]
