@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: writes a request, stamps every read, parses after the stamp. Knows nothing of the load.
+"""One HTTP/1.1 connection: writes a request, stamps every read, parses later. Knows nothing of the load.
 
 The socket is the connection's own beside the transport that reads it: uvloop holds writes back to the end of a loop
 turn, so a request is sent on the socket itself, right after its stamp.
@@ -17,6 +17,9 @@ from kit.client.stream import EventStream, StreamBroken
 from kit.errors import UnusableInput
 
 ERROR_BODY_BYTES = 4096
+READS_TOGETHER = 32
+SMALL_READ_BYTES = 4096
+_FRAME_AND_CHUNK_END = b"}\n\n\r\n"
 _monotonic = time.monotonic
 
 
@@ -50,8 +53,9 @@ class Exchange:
 class Connection(asyncio.Protocol):
     """A kept-alive connection for one exchange at a time; reports its end to `ended`, within the read itself."""
 
-    def __init__(self, sock: socket.socket, ended: "Ended") -> None:
+    def __init__(self, sock: socket.socket, backlog: "Backlog", ended: "Ended") -> None:
         self._sock = sock
+        self._backlog = backlog
         self._ended = ended
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
@@ -107,25 +111,11 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
-        """Stamps the read, then parses it."""
-        at = _monotonic()
-        exchange = self._exchange
-        if exchange is None:
-            return self.close()  # an answer that nobody asked for
-        self._at = exchange.heard_at = at
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:
-            broken = error.__context__
-            if not isinstance(broken, StreamBroken):
-                raise
-            return self.give_up(broken.kind, str(broken))
-        except httptools.HttpParserError as error:
-            return self.give_up("bad_http", f"{error}: {data[:80]!r}")
-        if self._complete:
-            self._complete = False
-            self._finish(exchange)
-        return None
+        """Stamps the read; parses it with the next ones while it can only be the middle of a stream."""
+        reads = self._backlog.reads
+        reads.append((self, _monotonic(), data))
+        if len(reads) >= READS_TOGETHER or len(data) > SMALL_READ_BYTES or not data.endswith(_FRAME_AND_CHUNK_END):
+            self._backlog.clear()
 
     def eof_received(self) -> bool:
         """Closes the transport; `connection_lost` judges what was in progress."""
@@ -134,8 +124,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Fails the exchange in progress, unless its reply ends so."""
         self.reusable = False
-        self._parser = None  # it holds this object: no cycle is left to collect
         self._transport = None
+        self._backlog.clear()
+        self._parser = None  # it holds this object: no cycle is left to collect
         exchange = self._exchange
         if exchange is None:
             return
@@ -178,6 +169,31 @@ class Connection(asyncio.Protocol):
             self._complete = True
             self.reusable &= self._parser.should_keep_alive()
 
+    # ---- parsing
+
+    def parse(self, at: float, data: bytes) -> None:
+        """Parses one read with its stamp."""
+        exchange = self._exchange
+        if exchange is None:
+            return self.close()  # an answer that nobody asked for
+        self._at = exchange.heard_at = at
+        self._feed(data)
+        if self._complete:
+            self._complete = False
+            self._finish(exchange)
+        return None
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            broken = error.__context__
+            if not isinstance(broken, StreamBroken):
+                raise
+            self.give_up(broken.kind, str(broken))
+        except httptools.HttpParserError as error:
+            self.give_up("bad_http", f"{error}: {data[:80]!r}")
+
     # ---- ends
 
     def _finish(self, exchange: Exchange) -> None:
@@ -203,6 +219,24 @@ class Connection(asyncio.Protocol):
         return exchange.status is not None and not framed
 
 
+class Backlog:
+    """Reads of all connections that are stamped and not parsed yet; parsed in the order they came.
+
+    A read that ends a frame and its HTTP chunk at once is the middle of a stream: the last read of a reply ends with
+    an empty chunk. Nothing but its stamp is asked of such a read before the stream's end, so these wait for each other:
+    parsing a few dozen together in warm caches costs less than half of parsing each after a sleep.
+    """
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[Connection, float, bytes]] = []
+
+    def clear(self) -> None:
+        """Parses all that wait. A drive asks for it before it judges a silent exchange."""
+        reads, self.reads = self.reads, []
+        for connection, at, data in reads:
+            connection.parse(at, data)
+
+
 Ended: TypeAlias = Callable[[Connection, Exchange], None]
 Address: TypeAlias = tuple[Any, ...]
 
@@ -215,23 +249,23 @@ async def resolve(host: str, port: int) -> list[Address]:
         raise UnusableInput(f"host {host}: {error.strerror}; give the server's name or address") from None
 
 
-async def connect(addresses: list[Address], timeout_s: float, ended: Ended) -> Connection:
+async def connect(addresses: list[Address], timeout_s: float, backlog: Backlog, ended: Ended) -> Connection:
     """An open connection to the first address that takes it. Raises OSError (TimeoutError is one)."""
     async with asyncio.timeout(timeout_s):
         for address in addresses[:-1]:
             with suppress(OSError):
-                return await _connect(address, ended)
-        return await _connect(addresses[-1], ended)
+                return await _connect(address, backlog, ended)
+        return await _connect(addresses[-1], backlog, ended)
 
 
-async def _connect(address: Address, ended: Ended) -> Connection:
+async def _connect(address: Address, backlog: Backlog, ended: Ended) -> Connection:
     loop = asyncio.get_running_loop()
     sock = socket.socket(*address[:3])
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await loop.sock_connect(sock, address[4])
-        _, connection = await loop.create_connection(lambda: Connection(sock, ended), sock=sock)
+        _, connection = await loop.create_connection(lambda: Connection(sock, backlog, ended), sock=sock)
     except BaseException:
         sock.close()
         raise

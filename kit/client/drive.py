@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from kit.client.chat import ChatStream
-from kit.client.connection import Address, Connection, Exchange, connect, resolve
+from kit.client.connection import Address, Backlog, Connection, Exchange, connect, resolve
 from kit.client.generate import GenerateStream
 from kit.client.job import DriveJob
 from kit.client.output import LineWriter
@@ -63,6 +63,7 @@ class _Drive:
         self._loop.set_exception_handler(self._broken)
         self._fault: BaseException | None = None
         self._over = asyncio.Event()
+        self._backlog = Backlog()
         self._idle: list[Connection] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._live: dict[Connection, Exchange] = {}
@@ -126,7 +127,7 @@ class _Drive:
                 raise result
 
     async def _connect(self) -> Connection:
-        return await connect(self._addresses, CONNECT_TIMEOUT_S, self._ended)
+        return await connect(self._addresses, CONNECT_TIMEOUT_S, self._backlog, self._ended)
 
     # ---- one turn
 
@@ -227,6 +228,7 @@ class _Drive:
         parent = os.getppid()
         while True:
             await asyncio.sleep(period_s)
+            self._backlog.clear()
             reason = self._stopped() or (None if os.getppid() == parent else "the parent process went away")
             if reason:
                 self._abort(reason)

@@ -61,7 +61,7 @@ class LagProbe:
     A loop that was blocked over several periods yields one sample for each, so a long stall weighs what it lasted.
     """
 
-    PERIOD_S = 0.00713  # shares no beat with decode steps of whole milliseconds
+    PERIOD_S = 0.01313  # shares no beat with decode steps of whole milliseconds
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.lags_s: list[float] = []

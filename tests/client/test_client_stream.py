@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.client.chat import ChatStream
-from kit.client.connection import Connection, Exchange
+from kit.client.connection import Backlog, Connection, Exchange
 from kit.client.generate import GenerateStream
 from kit.client.record import request_record
 from kit.client.stream import EventStream, StreamBroken
@@ -43,11 +43,13 @@ def received(reads: list[bytes], stream: EventStream) -> RequestRecord:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ended: list[Exchange] = []
-        connection = Connection(ours, lambda _, exchange: ended.append(exchange))
+        backlog = Backlog()
+        connection = Connection(ours, backlog, lambda _, exchange: ended.append(exchange))
         connection.connection_made(_Transport())
         connection.send(Exchange(0, b"POST", stream))
         for data in reads:
             connection.data_received(data)
+        backlog.clear()
         assert len(ended) == 1
         return request_record(ended[0], 0.0, warmup=False)
 

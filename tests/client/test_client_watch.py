@@ -30,8 +30,8 @@ def test_a_blocked_loop_shows_as_lag_for_as_long_as_it_was_blocked() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         lags_s = runner.run(block())
-    assert max(lags_s) > 0.09
-    assert sum(lag > 0.01 for lag in lags_s) >= 11
+    assert max(lags_s) > 0.1 - 2 * LagProbe.PERIOD_S
+    assert sum(lag > 0.01 for lag in lags_s) >= 0.09 // LagProbe.PERIOD_S
 
 
 def test_a_kernel_timer_fires_once_and_can_be_armed_anew() -> None:
