@@ -97,8 +97,9 @@ def test_a_proxy_and_a_token_of_the_caller_do_not_enter_the_containers(
 ) -> None:
     proxies = {"default": {"httpProxy": "http://user:secret@proxy.invalid:1", "httpsProxy": "http://proxy.invalid:1"}}
     (tmp_path / "config.json").write_text(json.dumps({"proxies": proxies}))
-    with running(tmp_path, DOCKER_CONFIG=str(tmp_path), HF_TOKEN="hf_secret", http_proxy="http://proxy.invalid:1"):
-        found = daemon.containers.list(filters={"label": f"{image.KIT}.owner"})
+    caller = {"DOCKER_CONFIG": str(tmp_path), "HF_TOKEN": "hf_secret", "http_proxy": "http://proxy.invalid:1"}
+    with running(tmp_path, label="smoke-proxy", **caller):
+        found = daemon.containers.list(filters={"label": f"{image.KIT}.run=smoke-proxy"})
         assert len(found) == 2
         for container in found:
             assert not [e for e in container.attrs["Config"]["Env"] if "proxy" in e.lower() or "secret" in e]
