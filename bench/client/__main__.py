@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -75,7 +76,8 @@ class KitClient(Client):
         lines = [json.loads(line) for line in output.splitlines()]
         good = [line for line in lines if line["type"] == "request" and not line["error"]]
         if len(good) < load.requests:
-            raise SystemExit(f"kit: {load.requests - len(good)} requests failed: {lines[0].get('error')}")
+            errors = [line["error"] for line in lines[:-1] if line["error"]]
+            raise SystemExit(f"kit: {len(good)} of {load.requests} requests are good: {errors[:1]} {lines[-1]}")
         spans = [(line["sent_s"], [at for at, _ in line["chunks"]], line["completion_tokens"]) for line in good]
         watch = lines[-1]["watch"]
         return {**_figures(spans), "completed": len(good), "lag_p99": watch["lag_p99_s"] * 1e3}
@@ -160,12 +162,13 @@ def run_once(client, users, arguments, folder):
     """Runs one client against a fresh truth server; returns the row of figures."""
     requests = max(arguments.requests_per_user * users, arguments.min_requests)
     place = Path(tempfile.mkdtemp(dir=folder))
-    load = Load(arguments.port, users, requests, arguments.tokens, place)
+    load = Load(_free_port(), users, requests, arguments.tokens, place)
     log = place / "truth.bin"
     server = _pinned([str(folder / "truth_server"), "--port", str(load.port), "--log", str(log), *SERVER_ARGUMENTS],
                      arguments.server_core, stderr=subprocess.PIPE)  # fmt: skip
     try:
-        server.stderr.readline()
+        if b"ready" not in (said := server.stderr.readline()):
+            raise SystemExit(f"truth server: {said.decode().strip()}")
         output, samples, foreign = _watched(client, load, arguments.client_core, server.pid)
     finally:
         server.send_signal(signal.SIGTERM)
@@ -173,6 +176,12 @@ def run_once(client, users, arguments, folder):
     row = _row(client.report(output, load), truth.summarise(log, requests, users), samples)
     shutil.rmtree(place)
     return {"client": client.name, "users": users, "requests": requests, "foreign": foreign, **row}
+
+
+def _free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def _pinned(command, core, **pipes):
@@ -346,7 +355,6 @@ def _arguments(argv):
     parser.add_argument("--only", type=lambda text: text.split(","), help="kit, bare uvloop, C floor, sglang")
     parser.add_argument("--client-core", type=int, default=0)
     parser.add_argument("--server-core", type=int, default=1)
-    parser.add_argument("--port", type=int, default=31500)
     return parser.parse_args(argv)
 
 
