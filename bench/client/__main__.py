@@ -269,7 +269,12 @@ def _row(reported, true, samples):
 
 
 def _at(samples, when):
-    return max((seconds for at, seconds, _ in samples if at <= when), default=0.0)
+    """CPU seconds at one moment, between two samples in proportion."""
+    before = max((sample for sample in samples if sample[0] <= when), default=samples[0])
+    after = min((sample for sample in samples if sample[0] >= when), default=samples[-1])
+    if after[0] <= before[0]:
+        return before[1]
+    return before[1] + (after[1] - before[1]) * (when - before[0]) / (after[0] - before[0])
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------

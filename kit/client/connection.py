@@ -177,13 +177,6 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return self.close()  # an answer that nobody asked for
         self._at = exchange.heard_at = at
-        self._feed(data)
-        if self._complete:
-            self._complete = False
-            self._finish(exchange)
-        return None
-
-    def _feed(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -193,6 +186,10 @@ class Connection(asyncio.Protocol):
             self.give_up(broken.kind, str(broken))
         except httptools.HttpParserError as error:
             self.give_up("bad_http", f"{error}: {data[:80]!r}")
+        if self._complete:
+            self._complete = False
+            self._finish(exchange)
+        return None
 
     # ---- ends
 
