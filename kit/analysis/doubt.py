@@ -48,7 +48,10 @@ Check: TypeAlias = Callable[[Case], Iterable[Doubt]]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """A check of one number per trial against one limit. `text` and `advice` may name {number}, {limit} and {loads}."""
+    """A check of one number per trial against one limit.
+
+    `text` and `advice` may name {number}, {percent} (100 times the number), {limit} and {loads}.
+    """
 
     tag: str
     number: Callable[[Case, Entry], float | None]
@@ -68,7 +71,7 @@ def apply(rule: Rule, case: Case) -> Iterable[Doubt]:
             groups.setdefault((entry.arm, entry.point.dataset), []).append((number, entry))
     for (arm, dataset), found in groups.items():
         worst = (min if rule.below else max)(number for number, _ in found)
-        words = {"number": worst, "limit": rule.limit, "loads": loads([e for _, e in found])}
+        words = {"number": worst, "percent": 100 * worst, "limit": rule.limit, "loads": loads([e for _, e in found])}
         yield Doubt(
             tag=rule.tag,
             subject=f"{arm} on {dataset}",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from math import log
 
-from kit.analysis import gpu
+from kit.analysis import gpu, metrics
 from kit.analysis.doubt import Case, Check, Doubt, Severity, loads
 from kit.analysis.ratios import CLASSES
 from kit.analysis.sheet import Entry
@@ -76,8 +76,9 @@ def drift(case: Case) -> Iterable[Doubt]:
     for n in case.noise:
         if n.metric in CLASSES and abs(log(n.drift)) > log(1 + DRIFT):
             yield Doubt(
-                tag="drift", subject=n.metric, text=f"the last plain server gave {n.drift:.3f} times the first",
-                number=abs(n.drift - 1), limit=DRIFT, severity="warning",
+                tag="drift", subject=metrics.BY_TAG[n.metric].heading,
+                text=f"the last plain server gave {n.drift:.3f} times the first", number=abs(n.drift - 1),
+                limit=DRIFT, severity="warning",
                 advice="The interval carries it; a locked clock, a quiet machine or a further block makes it smaller.",
             )  # fmt: skip
 
@@ -101,11 +102,19 @@ def undecided(case: Case) -> Iterable[Doubt]:
             groups.setdefault((r.arm, r.dataset, r.metric), []).append(r.more_seeds)
     for (arm, dataset, metric), more in groups.items():
         yield Doubt(
-            tag="undecided", subject=f"{arm} on {dataset}, {metric}",
-            text=f"{len(more)} loads are undecided; about {min(more)} more seeds are likely to settle the nearest, "
-            f"{max(more)} the farthest", number=float(min(more)), limit=0.0, severity="note",
+            tag="undecided", subject=f"{arm} on {dataset}, {metrics.BY_TAG[metric].heading}",
+            text=_more_seeds(more), number=float(min(more)), limit=0.0, severity="note",
             advice="Go on with `invoke run --until-decided`, or add seeds.",
         )  # fmt: skip
+
+
+def _more_seeds(more: list[int]) -> str:
+    if len(more) == 1:
+        return f"1 load is undecided; about {more[0]} more seeds are likely to settle it"
+    return (
+        f"{len(more)} loads are undecided; about {min(more)} more seeds are likely to settle the nearest, "
+        f"{max(more)} the farthest"
+    )
 
 
 def cards(case: Case) -> Iterable[Doubt]:

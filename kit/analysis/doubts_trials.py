@@ -7,7 +7,9 @@ from kit.analysis import metrics, trust
 from kit.analysis.doubt import Case, Check, Doubt, Rule, apply, loads
 from kit.analysis.metrics import measured, succeeded
 from kit.analysis.quantiles import fewest_for_upper_bound
+from kit.analysis.ratios import CLASSES
 from kit.analysis.sheet import Entry
+from kit.analysis.words import percent
 from kit.measurements import TrialData
 
 CACHED_BEYOND_SHARED = 0.01
@@ -95,25 +97,20 @@ def _chunk_rate_share(case: Case, entry: Entry) -> float | None:
 RULES = (
     Rule(
         tag="cached-tokens", number=_beyond_shared, limit=CACHED_BEYOND_SHARED, severity="severe",
-        text="{number:.1%} of the prompt tokens came from the server's cache beyond what the workload itself shares, "
-        "at {loads}",
+        text="{percent:.1f} % of the prompt tokens came from the server's cache beyond what the workload itself "
+        "shares, at {loads}",
         advice="The prompts were not cold: see the trial's flush, and what kept prompts across it.",
     ),
     Rule(
         tag="errors", number=lambda _, e: metrics.failed_share(e.trial), limit=0.0,
-        text="up to {number:.2%} of the requests failed at {loads}; figures are over the successes",
+        text="up to {percent:.2f} % of the requests failed at {loads}; figures are over the successes",
         advice="The kinds of error stand in requests.jsonl; a trial above [limits] failed_share is not used.",
     ),
     Rule(
         tag="concurrency-not-reached", number=lambda _, e: e.trial.record.watch.in_flight_share, below=True,
         limit=trust.IN_FLIGHT, severity="severe",
-        text="only {number:.1%} of the asked concurrency was in flight at {loads}",
-        advice="The client was the bottleneck, and no verdict leans on these loads: give it cores of its own.",
-    ),
-    Rule(
-        tag="client-lag", number=lambda _, e: trust.lag_share(e.trial), limit=trust.LAG_SHARE, severity="severe",
-        text="the client's P99 lag was {number:.0%} of the median chunk gap at {loads}",
-        advice="Stamps are blurred, and no verdict leans on these loads: give the client cores of its own.",
+        text="only {percent:.1f} % of the asked concurrency was in flight at {loads}",
+        advice="The client was the bottleneck, and no verdict leans on any figure there: give it cores of its own.",
     ),
     Rule(
         tag="chunk-rate", number=_chunk_rate_share, limit=1.0,
@@ -127,13 +124,13 @@ RULES = (
     ),
     Rule(
         tag="prompt-length", number=_prompt_off, limit=LENGTHS_OFF,
-        text="the prompts' mean length on the server is {number:.1%} off what the scenario asks, at {loads}",
+        text="the prompts' mean length on the server is {percent:.1f} % off what the scenario asks, at {loads}",
         advice="Compare on the realised lengths in the table; the tokenizer or the end of a text changes the count.",
     ),
     Rule(
         tag="answer-length", number=_answer_off, limit=LENGTHS_OFF,
-        text="the answers' mean length is {number:.1%} off what the scenario asks although the end token is ignored, "
-        "at {loads}",
+        text="the answers' mean length is {percent:.1f} % off what the scenario asks although the end token is "
+        "ignored, at {loads}",
         advice="Look for a context limit or a stop rule that ended answers early.",
     ),
     Rule(
@@ -153,25 +150,47 @@ RULES = (
     ),
     Rule(
         tag="one-chunk-answers", number=_one_chunk_share, limit=ONE_CHUNK_SHARE,
-        text="{number:.0%} of the answers came in a single chunk at {loads}, so they have no TPOT and no gaps",
+        text="{percent:.0f} % of the answers came in a single chunk at {loads}, so they have no TPOT and no gaps",
         advice="Look for a proxy that buffers the stream, or a stream interval above 1.",
     ),
     Rule(
         tag="no-usage", number=_uncounted_share, limit=0.0,
-        text="the server counted no tokens for {number:.1%} of the answers at {loads}: token metrics are not available",
+        text="the server counted no tokens for {percent:.1f} % of the answers at {loads}: token metrics are not "
+        "available",
         advice="Ask the server for usage; counts by another tokenizer would be no substitute.",
     ),
     Rule(
         tag="token-counts", number=_counts_off, limit=COUNTS_OFF,
-        text="the tokens in an answer's chunks are up to {number:.0%} off the server's own count at {loads}",
+        text="the tokens in an answer's chunks are up to {percent:.0f} % off the server's own count at {loads}",
         advice="TPOT trusts the server's count; gaps per token of these answers do not add up.",
     ),
     Rule(
         tag="late-sending", number=_late_share, limit=LATE_SHARE,
-        text="requests were sent late by {number:.0%} of the median TTFT (P99) at {loads}",
+        text="requests were sent late by {percent:.0f} % of the median TTFT (P99) at {loads}",
         advice="Add the wait before sending to TTFT: the client could not keep to the schedule.",
     ),
 )  # fmt: skip
+
+
+def client_lag(case: Case) -> Iterable[Doubt]:
+    """Clients that woke late by too much of what some metric times: one doubt for each arm and data set."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in case.sheet:
+        if max(entry.lags.values(), default=0.0) > trust.LAG_SHARE:
+            groups.setdefault((entry.arm, entry.point.dataset), []).append(entry)
+    for (arm, dataset), late in groups.items():
+        worst, timed = max((share, timed) for e in late for timed, share in e.lags.items())
+        blurred = {t for e in late for t, share in e.lags.items() if share > trust.LAG_SHARE}
+        lost = [x for x in metrics.METRICS if x.compared and x.times in blurred]
+        yield Doubt(
+            tag="client-lag", subject=f"{arm} on {dataset}", number=worst, limit=trust.LAG_SHARE,
+            severity="severe" if any(x.tag in CLASSES for x in lost) else "warning",
+            text=f"the client's P99 lag was up to {percent(worst)} of {trust.SPANS[timed]} at {loads(late)}; not "
+            f"judged where it is over {percent(trust.LAG_SHARE)} of what they time: "
+            f"{ '.join(x.heading for x in lost)}",
+            advice="Give the client cores of its own, or a host whose idle cores wake faster. The metrics not named "
+            "are judged: the lag is a small part of what they time.",
+        )  # fmt: skip
 
 
 def few_samples(case: Case) -> Iterable[Doubt]:
@@ -267,7 +286,7 @@ def accept_counters(case: Case) -> Iterable[Doubt]:
         if abs(off) > COUNTS_OFF:
             yield Doubt(
                 tag="accept-length-differs", subject=condition.arm,
-                text=f"avg_spec_accept_length is {off:+.0%} off what the requests' own counters give",
+                text=f"avg_spec_accept_length is {100 * off:+.0f} % off what the requests' own counters give",
                 number=abs(off), limit=COUNTS_OFF, severity="note",
                 advice="Trust the requests' counters: the server's misses the tail of short runs, counts drafts past "
                 "the end of answers, and may be another rank's.",
@@ -290,5 +309,6 @@ def by_rules(case: Case) -> Iterable[Doubt]:
 
 
 CHECKS: tuple[Check, ...] = (
-    void_trials, incomplete_trials, other_prompts, dirty_flush, by_rules, few_samples, accept_counters, no_warmup,
+    void_trials, incomplete_trials, other_prompts, dirty_flush, by_rules, client_lag, few_samples,
+    accept_counters, no_warmup,
 )  # fmt: skip

@@ -10,6 +10,7 @@ import msgspec
 
 from kit.analysis.conditions import Condition
 from kit.analysis.sheet import Entry
+from kit.analysis.words import percent
 from kit.measurements import LogCounts
 from kit.plan import Point
 
@@ -124,7 +125,7 @@ def _ceiling(p: Pressure) -> Limit | None:
         return None
     text = (
         f"the graph ceiling: batches of up to {p.max_running} ran above the {p.graph_max_batch} that CUDA graphs "
-        f"were captured for, {p.eager_share:.0%} of decode lines outside graphs"
+        f"were captured for, {percent(p.eager_share)} of decode lines outside graphs"
     )
     return Limit(kind="graph ceiling", text=text)
 

@@ -20,6 +20,7 @@ from kit.measurements import LockRecord, RequestRecord, TrialData
 PEAK_WINDOW_S = 1.0
 PerRequest: TypeAlias = Callable[[RequestRecord], "Iterable[float]"]
 PerTrial: TypeAlias = Callable[[TrialData], "float | None"]
+Timed: TypeAlias = Literal["gap", "first token", "answer", "trial"]
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     compared: bool = False
     judged: bool = False
     digits: int = 2
+    times: Timed | None = None
 
     @property
     def is_quantile(self) -> bool:
@@ -241,84 +243,96 @@ def _joules_per_token(trial: TrialData) -> float | None:
 
 METRICS: tuple[Metric, ...] = (
     Metric(
-        tag="output_throughput_tok_s", heading="Output", unit="tok/s", better="higher", trial=_output_throughput,
+        tag="output_throughput_tok_s", times="trial", heading="Output", unit="tok/s", better="higher",
+        trial=_output_throughput,
         compared=True, judged=True, digits=1,
         definition="Completion tokens as the server counted them, over the time from the first request sent to the "
         "last token; flush and info calls lie outside.",
     ),
     Metric(
-        tag="request_throughput_req_s", heading="Requests", unit="req/s", better="higher", trial=_request_throughput,
+        tag="request_throughput_req_s", times="trial", heading="Requests", unit="req/s", better="higher",
+        trial=_request_throughput,
         compared=True, digits=3, definition="Answered requests over the same time.",
     ),
     Metric(
-        tag="peak_throughput_tok_s", heading="Peak output", unit="tok/s", better="neither", trial=_peak_throughput,
+        tag="peak_throughput_tok_s", times="trial", heading="Peak output", unit="tok/s", better="neither",
+        trial=_peak_throughput,
         digits=1, definition="Tokens of the fullest of the windows of about one second that tile the trial; so it is "
         "never below the average.",
     ),
     Metric(
-        tag="ttft_p50_ms", heading="TTFT p50", unit="ms", better="lower", request=_ttft, pool=0.5, scale=1e3,
+        tag="ttft_p50_ms", times="first token", heading="TTFT p50", unit="ms", better="lower",
+        request=_ttft, pool=0.5, scale=1e3,
         compared=True, digits=1,
         definition="Sent (just before the first byte is written, connection open) to the first chunk that carries "
         "generated tokens; a role-only or empty chunk does not count.",
     ),
     Metric(
-        tag="ttft_p99_ms", heading="TTFT p99", unit="ms", better="lower", request=_ttft, pool=0.99, scale=1e3,
+        tag="ttft_p99_ms", times="first token", heading="TTFT p99", unit="ms", better="lower",
+        request=_ttft, pool=0.99, scale=1e3,
         compared=True, judged=True, digits=1, definition="The 99th percentile of the same.",
     ),
     Metric(
-        tag="ttft_text_p50_ms", heading="TTFT p50 (SGLang)", unit="ms", better="lower", request=_ttft_text, pool=0.5,
+        tag="ttft_text_p50_ms", times="first token", heading="TTFT p50 (SGLang)", unit="ms", better="lower",
+        request=_ttft_text, pool=0.5,
         scale=1e3, digits=1,
         definition="Sent to the first chunk with non-empty text, as SGLang's own client takes it; kept so that "
         "published figures compare.",
     ),
     Metric(
-        tag="tpot_p50_ms", heading="TPOT p50", unit="ms", better="lower", request=_tpot, pool=0.5,
+        tag="tpot_p50_ms", times="answer", heading="TPOT p50", unit="ms", better="lower", request=_tpot, pool=0.5,
         scale=1e3, compared=True, judged=True,
         definition="Per request: (last chunk - first chunk) / (tokens - tokens in the first chunk); not available for "
         "an answer of one chunk.",
     ),
     Metric(
-        tag="tpot_p99_ms", heading="TPOT p99", unit="ms", better="lower", request=_tpot,
+        tag="tpot_p99_ms", times="answer", heading="TPOT p99", unit="ms", better="lower", request=_tpot,
         pool=0.99, scale=1e3, compared=True, definition="The 99th percentile of the same over requests.",
     ),
     Metric(
-        tag="tpot_sglang_mean_ms", heading="TPOT mean (SGLang)", unit="ms", better="lower", request=_tpot_sglang,
+        tag="tpot_sglang_mean_ms", times="answer", heading="TPOT mean (SGLang)", unit="ms", better="lower",
+        request=_tpot_sglang,
         scale=1e3, compared=True,
         definition="(latency - TTFT) / (tokens - 1) per request, mean over requests, as SGLang's own client prints it.",
     ),
     Metric(
-        tag="itl_sglang_p50_ms", heading="ITL p50 (SGLang)", unit="ms", better="lower", request=_itl_sglang, pool=0.5,
+        tag="itl_sglang_p50_ms", times="gap", heading="ITL p50 (SGLang)", unit="ms", better="lower",
+        request=_itl_sglang, pool=0.5,
         many=True, scale=1e3,
         definition="Each gap divided by the tokens of its chunk and repeated for each of them, as SGLang's own client "
         "prints it; this hides bursts, and is kept so that published figures compare.",
     ),
     Metric(
-        tag="itl_sglang_p99_ms", heading="ITL p99 (SGLang)", unit="ms", better="lower", request=_itl_sglang, pool=0.99,
+        tag="itl_sglang_p99_ms", times="gap", heading="ITL p99 (SGLang)", unit="ms", better="lower",
+        request=_itl_sglang, pool=0.99,
         many=True, scale=1e3, compared=True, definition="The 99th percentile of the same.",
     ),
     Metric(
-        tag="gap_longest_p50_ms", heading="Longest gap p50", unit="ms", better="lower", request=_longest_gap, pool=0.5,
+        tag="gap_longest_p50_ms", times="gap", heading="Longest gap p50", unit="ms", better="lower",
+        request=_longest_gap, pool=0.5,
         scale=1e3, compared=True, digits=1,
         definition="Each request's longest time between two chunks that carry tokens: the longest silence its reader "
         "felt; the median over requests.",
     ),
     Metric(
-        tag="gap_longest_p99_ms", heading="Longest gap p99", unit="ms", better="lower", request=_longest_gap,
+        tag="gap_longest_p99_ms", times="gap", heading="Longest gap p99", unit="ms", better="lower",
+        request=_longest_gap,
         pool=0.99, scale=1e3, compared=True, judged=True, digits=1,
         definition="The 99th percentile of the same over requests. Arms are compared on it, since fewer chunks put "
         "the same stall at another quantile of the pooled gaps.",
     ),
     Metric(
-        tag="gap_pooled_p99_ms", heading="Gap p99 (pooled)", unit="ms", better="lower", request=gaps_s, pool=0.99,
+        tag="gap_pooled_p99_ms", times="gap", heading="Gap p99 (pooled)", unit="ms", better="lower",
+        request=gaps_s, pool=0.99,
         many=True, scale=1e3, digits=1,
         definition="The 99th percentile over all gaps of all requests: shown, not judged.",
     ),
     Metric(
-        tag="e2e_p50_ms", heading="End to end p50", unit="ms", better="lower", request=_e2e,
+        tag="e2e_p50_ms", times="answer", heading="End to end p50", unit="ms", better="lower", request=_e2e,
         pool=0.5, scale=1e3, compared=True, digits=0, definition="Sent to the end of the answer.",
     ),
     Metric(
-        tag="e2e_p99_ms", heading="End to end p99", unit="ms", better="lower", request=_e2e,
+        tag="e2e_p99_ms", times="answer", heading="End to end p99", unit="ms", better="lower", request=_e2e,
         pool=0.99, scale=1e3, compared=True, digits=0, definition="The 99th percentile of the same.",
     ),
     Metric(
@@ -345,7 +359,8 @@ METRICS: tuple[Metric, ...] = (
         definition="Tokens over chunks that carried tokens.",
     ),
     Metric(
-        tag="joules_per_token", heading="Energy", unit="J/tok", better="lower", trial=_joules_per_token, compared=True,
+        tag="joules_per_token", times="trial", heading="Energy", unit="J/tok", better="lower",
+        trial=_joules_per_token, compared=True,
         digits=3, definition="Energy of whole cards over the trial, by their counter or their power, over completion "
         "tokens.",
     ),

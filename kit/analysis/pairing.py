@@ -48,8 +48,8 @@ def collect(entries: Iterable[Entry], metric: Metric, baseline: str) -> Values:
     numbers: dict[str, dict[Point, dict[int, dict[Start, float]]]] = {}
     untrusted: dict[tuple[str, Point], str] = {}
     for entry in entries:
-        if entry.why_not is not None:
-            untrusted[entry.arm, entry.point] = entry.why_not
+        if metric.times in entry.why_not:
+            untrusted[entry.arm, entry.point] = entry.why_not[metric.times]
         number = entry.values.get(metric.tag, 0.0)
         if number > 0:
             numbers.setdefault(entry.arm, {}).setdefault(entry.point, {}).setdefault(entry.seed, {})[entry.start] = (

@@ -9,8 +9,8 @@ over seeds has two sources of error, and the interval adds both:
 
 The degrees of freedom of the sum are Satterthwaite's. The interval that decides (`judge`) is Holm's over the points
 that one verdict uses: the loads of one arm on one data set, for the metrics of one traffic class; at the level of the
-look (`looks`). A point decided at an early look stays decided. A point whose client was a bottleneck, or that has no
-second plain run, is shown and not judged.
+look (`looks`). A point decided at an early look stays decided. A point that has no second plain run is shown and not
+judged, and so is a metric whose client lagged by too much of what the metric times (`trust`).
 """
 
 from collections.abc import Sequence

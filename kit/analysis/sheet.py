@@ -27,8 +27,11 @@ class Start(msgspec.Struct, frozen=True, order=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A usable trial: where it stands, what each metric gives to the pool, its own value of each, what the cards did,
-    and whether a verdict may lean on it (`why_not` None)."""
+    """A usable trial: where it stands, what each metric gives to the pool and its own value, and what the cards did.
+
+    `lags` are the client's P99 lag as shares of what metrics time, and `why_not` says why a verdict may not lean on a
+    metric, by what it times; it lacks what may be leaned on.
+    """
 
     trial: TrialData
     start: Start
@@ -36,7 +39,8 @@ class Entry(msgspec.Struct, frozen=True):
     numbers: dict[str, list[float]]
     values: dict[str, float]
     cards: gpu.GpuSummary | None
-    why_not: str | None
+    lags: dict[metrics.Timed, float]
+    why_not: dict[metrics.Timed, str]
 
     @property
     def arm(self) -> str:
@@ -61,7 +65,8 @@ def _entry(trial: TrialData, lock: LockRecord) -> Entry:
     record = trial.record
     point = Point(record.dataset, record.concurrency, record.rate_per_s)
     cards = metrics.cards(trial, lock)
-    return Entry(trial, start_of(trial), point, numbers, values, cards, trust.why_not_judged(trial))
+    lags = trust.lag_shares(trial)
+    return Entry(trial, start_of(trial), point, numbers, values, cards, lags, trust.why_not_judged(trial, lags))
 
 
 def _numbers(trial: TrialData) -> dict[str, list[float]]:

@@ -48,7 +48,7 @@ class ArmCrossover(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str
     arm: str
     metric: str
-    states: dict[str, str]
+    states: dict[str, crossover.State]
     found: Crossover
     limits: list[Limit]
 
@@ -156,6 +156,10 @@ METHOD = [
     "A difference is claimed when the whole interval lies beyond 3 %, and 'no gain' when all of it lies below; the "
     "interval that decides is Holm's over the loads that one verdict uses. Looks taken with --until-decided share the "
     "5 % (Pocock's spending).",
+    "The client's P99 lag is weighed against what each metric times: chunk gaps and ITL against the median gap, TTFT "
+    "against the median TTFT, TPOT and end to end against the median time from first to last chunk, throughput and "
+    "energy against the trial's duration. Above 5 % of it the metric is shown and not judged. With less than 98 % of "
+    "the asked concurrency in flight nothing of the trial is judged.",
     "A P99 has an order-statistic interval and is indicative under 299 requests, where no upper bound exists at 95 %. "
     "Seeds pool for it; requests of one batch are not independent, so it is somewhat too narrow.",
 ]

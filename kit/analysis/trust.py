@@ -1,15 +1,23 @@
-"""Which trials may be used at all, and which may be shown but not judged. Knows trials, not arms or ratios."""
+"""Which trials may be used at all, and which of their metrics may be shown but not judged. Knows trials, not arms."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
 
-from kit.analysis.metrics import failed_share, gaps_s, succeeded
+from kit.analysis.metrics import Timed, decode_span, duration_s, failed_share, gaps_s, succeeded
+from kit.analysis.words import percent
 from kit.measurements import Measurements, TrialData
 
 IN_FLIGHT = 0.98
 """Under this share of the asked concurrency really in flight, the client was the bottleneck."""
 LAG_SHARE = 0.05
-"""A client that lags by more than this share of the median chunk gap blurs what it stamps."""
+"""A client that lags by more than this share of a span blurs what it stamps of it."""
+SPANS: dict[Timed, str] = {
+    "gap": "the median chunk gap",
+    "first token": "the median TTFT",
+    "answer": "the median time from first to last chunk",
+    "trial": "the trial's duration",
+}
+"""What the client's lag is weighed against, by what a metric times."""
 
 
 def usable(m: Measurements) -> list[TrialData]:
@@ -26,24 +34,35 @@ def latest(trials: Iterable[TrialData]) -> list[TrialData]:
     return list(found.values())
 
 
-def median_gap_s(trial: TrialData) -> float | None:
-    """The median time between chunks of all requests; None when every answer came in one chunk."""
-    gaps = [g for r in succeeded(trial) for g in gaps_s(r)]
-    return median(gaps) if gaps else None
+def spans_s(trial: TrialData) -> dict[Timed, float]:
+    """What a client's lag is weighed against, in seconds. What the trial lacks is not there."""
+    done = succeeded(trial)
+    found: dict[Timed, list[float]] = {
+        "gap": [g for r in done for g in gaps_s(r)],
+        "first token": [r.chunks[0][0] - r.sent_s for r in done if r.sent_s is not None],
+        "answer": [span[0] for r in done if (span := decode_span(r))],
+        "trial": [seconds] if (seconds := duration_s(trial)) else [],
+    }
+    return {timed: median(values) for timed, values in found.items() if values}
 
 
-def lag_share(trial: TrialData) -> float | None:
-    """The client's P99 lag over the median chunk gap."""
-    gap, lag = median_gap_s(trial), trial.record.watch.lag_p99_s
-    return lag / gap if gap and lag is not None else None
+def lag_shares(trial: TrialData) -> dict[Timed, float]:
+    """The client's P99 lag over each of the spans."""
+    lag = trial.record.watch.lag_p99_s
+    return {} if lag is None else {timed: lag / span for timed, span in spans_s(trial).items() if span > 0}
 
 
-def why_not_judged(trial: TrialData) -> str | None:
-    """Why a verdict must not lean on the trial's figures; None when it may."""
-    watch = trial.record.watch
-    if watch.in_flight_share is not None and watch.in_flight_share < IN_FLIGHT:
-        return f"the client kept {watch.in_flight_share:.0%} of the asked concurrency in flight"
-    lag = lag_share(trial)
-    if lag is not None and lag > LAG_SHARE:
-        return f"the client's P99 lag is {lag:.0%} of the median chunk gap"
-    return None
+def why_not_judged(trial: TrialData, lags: Mapping[Timed, float]) -> dict[Timed, str]:
+    """Why a verdict must not lean on figures of the trial, by what they time; empty when it may lean on all.
+
+    Too few requests in flight change the load itself, so nothing is judged. A lag blurs single stamps: it takes the
+    figures whose span it is a large part of, and leaves those over which it cannot add up.
+    """
+    in_flight = trial.record.watch.in_flight_share
+    if in_flight is not None and in_flight < IN_FLIGHT:
+        return dict.fromkeys(SPANS, f"the client kept {percent(in_flight)} of the asked concurrency in flight")
+    return {
+        timed: f"the client's P99 lag is {percent(share)} of {SPANS[timed]}"
+        for timed, share in lags.items()
+        if share > LAG_SHARE
+    }
