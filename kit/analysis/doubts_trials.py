@@ -187,7 +187,7 @@ def client_lag(case: Case) -> Iterable[Doubt]:
             severity="severe" if any(x.tag in CLASSES for x in lost) else "warning",
             text=f"the client's P99 lag was up to {percent(worst)} of {trust.SPANS[timed]} at {loads(late)}; not "
             f"judged where it is over {percent(trust.LAG_SHARE)} of what they time: "
-            f"{ '.join(x.heading for x in lost)}",
+            f"{', '.join(x.heading for x in lost)}",
             advice="Give the client cores of its own, or a host whose idle cores wake faster. The metrics not named "
             "are judged: the lag is a small part of what they time.",
         )  # fmt: skip
