@@ -70,11 +70,10 @@ def _span_s(records: list[RequestRecord]) -> float:
 class Bench:
     """One server under way and the load of both clients."""
 
-    def __init__(
-        self, wanted: scenario.Scenario, arguments: argparse.Namespace, endpoint: Endpoint, folder: Path
-    ) -> None:
-        self.scenario, self.arguments, self.endpoint, self.folder = wanted, arguments, endpoint, folder
-        self.dataset = next(iter(wanted.datasets.values()))
+    def __init__(self, ready: setup.Setup, arguments: argparse.Namespace, endpoint: Endpoint, folder: Path) -> None:
+        self.scenario, self.env = ready.scenario, ready.env
+        self.arguments, self.endpoint, self.folder = arguments, endpoint, folder
+        self.dataset = next(iter(ready.scenario.datasets.values()))
         self.workload = folder / "workload.jsonl"
 
     def kit(self, requests: int) -> list[RequestRecord]:
@@ -107,8 +106,15 @@ class Bench:
             *("--seed", str(self.arguments.seed), "--flush-cache", "--warmup-requests", "1", "--disable-tqdm"),
             *("--output-file", str(output)),
         ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **self.env})
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=self._environment())
         return dict(json.loads(output.read_text().splitlines()[-1]))
+
+    def _environment(self) -> dict[str, str]:
+        """The server's, and on the kit's CPU environment a stand-in for what SGLang's client imports and random ids
+        do not need."""
+        path = self.env.get("PYTHONPATH")
+        extra = {"PYTHONPATH": f"{ROOT / 'bench' / 'client' / 'standins'}{os.pathsep}{path}"} if path else {}
+        return {**os.environ, **self.env, **extra}
 
 
 @contextmanager
@@ -195,14 +201,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--users", type=int, default=16, help="requests kept in flight")
     parser.add_argument("--requests", type=int, default=480, help="requests of each run; take enough for 30 s")
     parser.add_argument("--seed", type=int, default=1, help="seed of the prompts, the same for both clients")
-    parser.add_argument("--rounds", type=int, default=2, help="how often both clients take their turn")
+    parser.add_argument("--rounds", type=int, default=2, help="how often both clients take their turn; 0 leaves it out")
     parser.add_argument("--sglang", default=sys.executable, help="a Python that has SGLang's client; default: this one")
     parser.add_argument("--sampler-pairs", type=int, default=0, help="on/off pairs of the GPU sampler; 0 leaves it out")
     arguments = parser.parse_args(argv)
     with serving(arguments) as (bench, ready):
-        compare_clients(bench, ready.model_path, arguments.rounds)
         if arguments.sampler_pairs:
             sampler_cost(bench, ready.indexes, arguments.sampler_pairs)
+        if arguments.rounds:
+            compare_clients(bench, ready.model_path, arguments.rounds)
 
 
 if __name__ == "__main__":

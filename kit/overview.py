@@ -1,4 +1,4 @@
-"""Tables of scenarios and plans for the terminal. Knows nothing of how they are run."""
+"""Tables of scenarios, plans and checks for the terminal. Knows nothing of how they are run."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ from tabulate import tabulate
 
 from kit import plan as plans
 from kit import scenario as scenarios
+from kit.doctor import Check
+from kit.measurements import SelfTest
 from kit.scenario import Scenario
 
 
@@ -35,4 +37,20 @@ def plan_table(s: Scenario) -> str:
     return (
         f"{s.title}\n{s.question}\n\n{table}\n\n{len(rows)} trials on {starts} server starts; "
         f"about {seconds / 60:.0f} min, a guess until something was measured here"
+    )
+
+
+def checks_table(rows: list[Check]) -> str:
+    """One row for each check; what is not ok comes with its way out."""
+    cells = [
+        [row.state.upper() if row.state == "fail" else row.state, row.name, row.detail, row.way_out] for row in rows
+    ]
+    return tabulate(cells, ["", "check", "seen", "way out"], maxcolwidths=[None, None, 60, 60])
+
+
+def selftest_text(found: SelfTest) -> str:
+    """The self-test in words."""
+    return (
+        f"P99 error of the first token {1e3 * found.ttft_error_p99_s:.2f} ms, of a gap "
+        f"{1e3 * found.gap_error_p99_s:.2f} ms; to be trusted up to {found.trusted_chunks_per_s:,.0f} chunks/s here"
     )

@@ -39,8 +39,10 @@ class Terminal:
 
     def expect(self, trials: int, starts: int) -> None:
         """Starts the count; the time left is guessed from the trials and server starts that ended."""
-        self._trials, self._starts = trials, starts
-        self._task = self._bar.add_task("trials", total=trials, left="")
+        self._trials, self._starts = len(self._trial_s) + trials, len(self._start_s) + starts
+        if self._task is None:
+            self._task = self._bar.add_task("trials", left="")
+        self._bar.update(self._task, total=self._trials)
         self.say(f"{trials} trials to measure on {starts} server starts" if trials else "nothing left to measure")
 
     def started(self, seconds: float) -> None:

@@ -11,48 +11,47 @@ import jinja2
 from markdown_it import MarkdownIt
 
 from kit import figures, measurements, tables, verdict
-from kit.analysis.summary import summarise
+from kit.claims import text, verify
+from kit.claims.found import Run
+from kit.claims.judge import judge
 from kit.errors import UnusableInput
-from kit.measurements import Measurements
 
 
-def find(name: str, results: Path) -> Path:
-    """The folder of a run: the one named, or the newest below `results`. Raises UnusableInput when there is none."""
-    if name:
-        folder = Path(name)
-        if not (folder / "run.json").is_file():
-            raise UnusableInput(f"{name}: no run.json there; give the folder of a run, below results/ or published/")
-        return folder
+def newest(results: Path) -> Path:
+    """The newest run below `results`; raises UnusableInput when there is none."""
     runs = sorted(results.glob("*/*/run.json"), key=lambda p: (p.parent.name, p.parent.parent.name))
     if not runs:
         raise UnusableInput("results/: no run yet; start with `invoke run --scenario smoke`")
     return runs[-1].parent
 
 
-def write(folder: Path, templates: Path, reports: Path) -> Path:
-    """Reads a run, writes report.md, report.html and its charts below `reports`, and returns the Markdown's path."""
-    home = reports / folder.resolve().parent.name / folder.resolve().name
-    for name, text in render(measurements.read(folder), templates).items():
-        measurements.write_whole(home / name, text.encode())
+def write(folder: Path, templates: Path, home: Path) -> Path:
+    """Reads a run, writes report.md, report.html and its charts into `home`, and returns the Markdown's path."""
+    for name, content in render(verify.load(folder), templates).items():
+        measurements.write_whole(home / name, content.encode())
     return home / "report.md"
 
 
-def render(m: Measurements, templates: Path) -> dict[str, str]:
+def render(run: Run, templates: Path) -> dict[str, str]:
     """The report's files by name: report.md, report.html and charts/*.svg."""
-    summary = summarise(m)
-    charts = figures.draw(summary, m)
+    charts = figures.draw(run.summary, run.records)
     env = environment(templates)
     markdown = env.get_template("report.md.j2").render(
-        s=summary,
-        run=m.run,
-        sittings=m.sittings,
-        conclusion=verdict.conclude(summary),
+        s=run.summary,
+        scenario=run.scenario,
+        run=run.records.run,
+        sittings=run.records.sittings,
+        conclusion=verdict.conclude(run.summary),
+        claims=judge(run),
         charts=charts,
-        claims=[],
-        inferred=m.run.scenario.get("inferred", {}),
     )
-    html = env.get_template("report.html.j2").render(title=summary.title, body=_html(markdown, charts))
+    html = env.get_template("report.html.j2").render(title=run.summary.title, body=_html(markdown, charts))
     return {"report.md": markdown, "report.html": html, **{c.file: c.svg for c in charts}}
+
+
+def verification(found: verify.VerifyReport, templates: Path) -> str:
+    """What `invoke verify` found, as Markdown."""
+    return environment(templates).get_template("verify.md.j2").render(r=found)
 
 
 def environment(templates: Path) -> jinja2.Environment:
@@ -66,7 +65,7 @@ def environment(templates: Path) -> jinja2.Environment:
         autoescape=False,  # Markdown; the HTML is made from it by a renderer that escapes raw HTML
     )
     env.filters.update(number=tables.number, share=tables.share, interval=tables.interval, when=when)
-    env.globals.update(tables=tables)
+    env.globals.update(tables=tables, claim_tables=text)
     return env
 
 

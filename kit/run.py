@@ -5,10 +5,7 @@ disk is never measured again. A block is finished on the machine, card and boot 
 remaining work starts again as a whole in a new sitting, so that every A B A is one sitting's.
 """
 
-import fcntl
-import hashlib
 import os
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,26 +14,13 @@ from typing import Protocol
 
 import msgspec
 
-from kit import __version__, gpu, gpu_guard, measurements, plan
+from kit import gpu, gpu_guard, measurements, plan
 from kit.client.job import DriveJob
-from kit.engine import Endpoint, Engine, Launch
-from kit.errors import EngineLost, RunFailed, UnusableInput
-from kit.measurements import (
-    COMPLETE,
-    DriveEnd,
-    GpuFacts,
-    Host,
-    LockRecord,
-    RequestRecord,
-    RunRecord,
-    SelfTest,
-    ServerRecord,
-    SittingRecord,
-    TrialRecord,
-    WorkloadRecord,
-)
-from kit.scenario import Scenario, fingerprint
-from kit.scrub import Scrubber
+from kit.engine import Endpoint, Launch
+from kit.errors import EngineLost, RunFailed
+from kit.measurements import COMPLETE, DriveEnd, Measurements, RequestRecord, ServerRecord, TrialRecord
+from kit.run_folder import Progress, Run, Setup, freeze_all, open_run, recorded_blocks, sitting, workload_path
+from kit.scenario import Scenario
 from kit.sglang import api, experts, launch, log
 
 GPU_ATTEMPTS = 3
@@ -44,91 +28,70 @@ GPU_ATTEMPTS = 3
 CARD_FAILED = "the card failed"
 
 
-class Progress(Protocol):
-    """Where a run tells what it does; `kit.progress` draws it."""
+class Strategy(Protocol):
+    """Which blocks to measure, and whether more are wanted once they are; `kit.adaptive` has them.
 
-    def say(self, text: str) -> None:
-        """One line of news."""
+    `looks` is how often a verdict may be taken on growing data; `extends` says that a finished run is gone on with.
+    """
+
+    looks: int
+    extends: bool
+
+    def first(self, scenario: Scenario) -> tuple[plan.Block, ...]:
+        """The blocks of a new run."""
         ...
 
-    def expect(self, trials: int, starts: int) -> None:
-        """How many trials and server starts are still to come."""
-        ...
-
-    def started(self, seconds: float) -> None:
-        """A server start took so many seconds."""
-        ...
-
-    def trial(self, name: str, seconds: float | None) -> None:
-        """A trial begins (`seconds` None) or ended after so many seconds."""
-        ...
-
-
-class Freeze(Protocol):
-    """Freezes one workload into `path`; bound to the tokenizer and the data folders by `kit.setup`."""
-
-    def __call__(self, dataset: str, seed: int, requests: int, path: Path) -> WorkloadRecord:
-        """Writes the file and says what was drawn."""
+    def then(self, m: Measurements, blocks: tuple[plan.Block, ...]) -> plan.Block | None:
+        """One more block in the light of what was measured; None when the question is answered or the limit reached."""
         ...
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run needs from its surroundings, put together by `kit.setup`."""
+class Whole:
+    """The whole sweep and nothing more."""
 
-    scenario: Scenario
-    engine: Engine
-    freeze: Freeze
-    selftest: SelfTest | None
-    model_path: Path
-    draft_path: Path | None
-    env: dict[str, str] = {}
-    results: Path
-    state: Path
-    scrubber: Scrubber
-    cards: list[GpuFacts] = []
-    cards_note: str = ""
-    indexes: list[int] = []
-    client_cores: list[int] = []
-    no_lock: bool = False
-    unpinned: bool = False
-    commit: str | None = None
-    like: str | None = None
+    looks = 1
+    extends = False
+
+    def first(self, scenario: Scenario) -> tuple[plan.Block, ...]:
+        """All points and seeds."""
+        return plan.blocks(scenario)
+
+    def then(self, m: Measurements, blocks: tuple[plan.Block, ...]) -> plan.Block | None:
+        """Nothing."""
+        return None
 
 
-class _Run(msgspec.Struct, frozen=True):
-    """A run under way: its folder, its setup and where it tells of itself."""
-
-    folder: Path
-    setup: Setup
-    progress: Progress
-    workloads: dict[tuple[str, int], WorkloadRecord]
-
-    @property
-    def scenario(self) -> Scenario:
-        return self.setup.scenario
+WHOLE = Whole()
 
 
 class _Serving(msgspec.Struct, frozen=True):
     """A server under way: where its leg lies on disk, its endpoint, its growing log and what it said of itself."""
 
-    running: _Run
+    running: Run
     place: Path
     endpoint: Endpoint
     log_path: Path
     server: ServerRecord
 
 
-def run(setup: Setup, progress: Progress, blocks: tuple[plan.Block, ...] | None = None) -> Path:
+def run(setup: Setup, progress: Progress, strategy: Strategy = WHOLE) -> Path:
     """Measures what is not measured yet and returns the run's folder.
 
     Raises UnusableInput before anything is started, RunFailed (what was measured is kept) afterwards.
     """
     facts = check(setup, progress)
-    with _open_run(setup) as folder:
-        wanted = blocks or plan.blocks(setup.scenario)
-        running = _Run(folder, setup, progress, _freeze_all(setup, folder, wanted, facts, progress))
+    with open_run(setup, strategy.extends) as folder:
+        blocks = recorded_blocks(folder) or strategy.first(setup.scenario)
+        workloads = freeze_all(setup, folder, blocks, strategy.looks, facts, progress)
         with gpu_guard.hold_lock(setup.scenario.gpu, setup.indexes, setup.state, setup.no_lock) as lock:
-            _run_blocks(running, _sitting(running, lock, facts), wanted)
+            place = sitting(Run(folder, setup, progress, workloads), lock, facts)
+            _run_blocks(Run(folder, setup, progress, workloads), place, blocks)
+            while more := strategy.then(measurements.read(folder), blocks):
+                progress.say(f"block {more.number}: what is open wants more data")
+                blocks = (*blocks, more)
+                workloads = freeze_all(setup, folder, blocks, strategy.looks, facts, progress)
+                _run_blocks(Run(folder, setup, progress, workloads), place, blocks)
+        measurements.seal(folder)
     return folder
 
 
@@ -139,175 +102,37 @@ def check(setup: Setup, progress: Progress) -> dict[str, str]:
     return setup.engine.check(setup.scenario.server.port)
 
 
-# ---- the run's folder -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _open_run(setup: Setup) -> Iterator[Path]:
-    """The folder of the unfinished run of this very scenario, or a new one; held against a second runner."""
-    home = setup.results / setup.scenario.name
-    home.mkdir(parents=True, exist_ok=True)
-    folder = _unfinished(home, fingerprint(setup.scenario), [c.name for c in setup.cards]) or _new_folder(home)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UnusableInput(
-                f"{folder.name}: another runner is at work on this run; wait for it or stop it"
-            ) from None
-        yield folder
-
-
-def _unfinished(home: Path, wanted: str, card_names: list[str | None]) -> Path | None:
-    """The newest run of the same scenario on the same kind of card, when it is not finished."""
-    for folder in sorted((p for p in home.iterdir() if (p / "run.json").exists()), reverse=True)[:1]:
-        record = measurements.read_record(folder / "run.json", RunRecord)
-        sittings = [measurements.read_record(p, SittingRecord) for p in folder.glob("sitting-*/sitting.json")]
-        same_cards = all([g.name for g in s.gpus] == card_names for s in sittings)
-        if record.scenario_sha256 == wanted and same_cards and not (folder / COMPLETE).exists():
-            return folder
-    return None
-
-
-def _new_folder(home: Path) -> Path:
-    stamp = time.strftime("%Y-%m-%d-%H%M%S", time.gmtime())
-    folder = home / stamp
-    folder.mkdir()
-    return folder
-
-
-def _freeze_all(
-    setup: Setup, folder: Path, blocks: tuple[plan.Block, ...], facts: dict[str, str], progress: Progress
-) -> dict[tuple[str, int], WorkloadRecord]:
-    """Freezes every workload the blocks need (once; later runs check the hash) and writes run.json."""
-    needs: dict[tuple[str, int], int] = {}
-    for trial in (t for b in blocks for leg in b.legs for t in leg.trials):
-        key = (trial.point.dataset, trial.seed)
-        needs[key] = max(needs.get(key, 0), trial.requests, trial.warmup_requests)
-    known = {(w.dataset, w.seed): w for w in _recorded_workloads(folder)}
-    records = {}
-    for (dataset, seed), count in needs.items():
-        path = _workload_path(folder, dataset, seed)
-        records[dataset, seed] = known.get((dataset, seed)) or setup.freeze(dataset, seed, count, path)
-        _check_frozen(path, records[dataset, seed])
-    _write_run(setup, folder, blocks, {**known, **records}, facts)
-    progress.say(f"{len(records)} workloads frozen")
-    return records
-
-
-def _recorded_workloads(folder: Path) -> list[WorkloadRecord]:
-    path = folder / "run.json"
-    return measurements.read_record(path, RunRecord).workloads if path.exists() else []
-
-
-def _check_frozen(path: Path, record: WorkloadRecord) -> None:
-    if hashlib.sha256(path.read_bytes()).hexdigest() != record.sha256:
-        raise UnusableInput(f"workloads/{path.name}: changed since it was frozen; start a new run (move this one away)")
-
-
-def _workload_path(folder: Path, dataset: str, seed: int) -> Path:
-    return folder / "workloads" / f"{dataset}-s{seed}.jsonl"
-
-
-def _write_run(
-    setup: Setup,
-    folder: Path,
-    blocks: tuple[plan.Block, ...],
-    workloads: dict[tuple[str, int], WorkloadRecord],
-    facts: dict[str, str],
-) -> None:
-    path = folder / "run.json"
-    created = measurements.read_record(path, RunRecord).created_unix_s if path.exists() else time.time()
-    record = RunRecord(
-        format=measurements.FORMAT,
-        kit_version=__version__,
-        kit_commit=setup.commit,
-        created_unix_s=created,
-        scenario=msgspec.to_builtins(setup.scenario),
-        scenario_sha256=fingerprint(setup.scenario),
-        engine=setup.engine.name,
-        image={key: value for key, value in facts.items() if key.startswith("image")},
-        unpinned=setup.unpinned,
-        blocks=[msgspec.to_builtins(b) for b in blocks],
-        workloads=list(workloads.values()),
-        like=setup.like,
-    )
-    measurements.write_record(path, record)
-
-
-# ---- sittings -------------------------------------------------------------------------------------------------------
-
-
-def _sitting(running: _Run, lock: LockRecord, facts: dict[str, str]) -> Path:
-    """The folder of the sitting on this boot and these cards: the last one goes on, or a new one begins."""
-    boot, gpus = gpu.boot_id(), running.setup.cards
-    places = sorted(running.folder.glob("sitting-*"), key=lambda p: int(p.name.partition("-")[2]))
-    if places:
-        last = measurements.read_record(places[-1] / "sitting.json", SittingRecord)
-        if last.boot_id == boot and [(g.uuid, g.driver) for g in last.gpus] == [(g.uuid, g.driver) for g in gpus]:
-            return places[-1]
-        running.progress.say("another boot or card than last time: a new sitting, with whole blocks")
-    place = running.folder / f"sitting-{len(places) + 1}"
-    record = SittingRecord(
-        number=len(places) + 1,
-        boot_id=boot,
-        started_unix_s=time.time(),
-        host=_host(),
-        gpus=gpus,
-        gpu_note=running.setup.cards_note,
-        lock=lock,
-        selftest=running.setup.selftest,
-        engine=facts,
-    )
-    measurements.write_record(place / "sitting.json", record)
-    return place
-
-
-def _host() -> Host:
-    """The machine without names: processor, cores, memory, kernel."""
-    cpu = Path("/proc/cpuinfo").read_text().partition("model name")[2].partition(":")[2].partition("\n")[0].strip()
-    return Host(
-        cpu=cpu or None,
-        cores=os.cpu_count(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        kernel=platform.release(),
-        system=platform.system(),
-        python=platform.python_version(),
-        in_container=Path("/.dockerenv").exists() or "docker" in Path("/proc/1/cgroup").read_text(),
-    )
-
-
 # ---- blocks, legs, trials -------------------------------------------------------------------------------------------
 
 
-def _run_blocks(running: _Run, sitting: Path, blocks: tuple[plan.Block, ...]) -> None:
-    todo = [todo for block in blocks for todo in _open_legs(running, sitting, block)]
+def _run_blocks(running: Run, place: Path, blocks: tuple[plan.Block, ...]) -> None:
+    """Measures what is open of the blocks, in this sitting's folder."""
+    todo = [todo for block in blocks for todo in _open_legs(running, place, block)]
     running.progress.expect(sum(len(trials) for _, trials in todo), len(todo))
     for leg, trials in todo:
-        _run_leg(running, sitting, leg, trials)
-    measurements.seal(running.folder)
+        _run_leg(running, place, leg, trials)
 
 
-def _open_legs(running: _Run, sitting: Path, block: plan.Block) -> list[tuple[plan.Leg, list[plan.Trial]]]:
+def _open_legs(running: Run, here: Path, block: plan.Block) -> list[tuple[plan.Leg, list[plan.Trial]]]:
     """The legs of a block with the trials that are still to be measured on each, in order."""
-    left = _open_trials(running, sitting, block)
+    left = _open_trials(running, here, block)
     legs = [(leg, [t for t in leg.trials if t in left]) for leg in block.legs]
     return [(leg, trials) for leg, trials in legs if trials]
 
 
-def _open_trials(running: _Run, sitting: Path, block: plan.Block) -> set[plan.Trial]:
+def _open_trials(running: Run, here: Path, block: plan.Block) -> set[plan.Trial]:
     """The trials of a block that are still to be measured in this sitting; none when another sitting has the block."""
     trials = {t for leg in block.legs for t in leg.trials}
     for place in running.folder.glob("sitting-*"):
         left = {t for t in trials if not (place / t.leg / t.name / COMPLETE).exists()}
-        if not left or place == sitting:
+        if not left or place == here:
             return left
     return trials
 
 
-def _run_leg(running: _Run, sitting: Path, leg: plan.Leg, trials: list[plan.Trial]) -> None:
+def _run_leg(running: Run, here: Path, leg: plan.Leg, trials: list[plan.Trial]) -> None:
     """One start of one server and the open trials on it."""
-    place = sitting / leg.id
+    place = here / leg.id
     start = 1 + len(list(place.glob("server*.log")))
     what = _launch(running, leg, place / f"server{_suffix(start)}.log")
     running.progress.say(f"{leg.id}: starting the server")
@@ -330,7 +155,7 @@ def _suffix(start: int) -> str:
     return "" if start == 1 else f"-{start}"
 
 
-def _launch(running: _Run, leg: plan.Leg, log_path: Path) -> Launch:
+def _launch(running: Run, leg: plan.Leg, log_path: Path) -> Launch:
     setup, scenario = running.setup, running.scenario
     log_path.parent.mkdir(parents=True, exist_ok=True)
     return Launch(
@@ -345,7 +170,7 @@ def _launch(running: _Run, leg: plan.Leg, log_path: Path) -> Launch:
 
 
 def _record_server(
-    running: _Run,
+    running: Run,
     leg: plan.Leg,
     what: Launch,
     start: int,
@@ -438,7 +263,7 @@ def _measure(serving: _Serving, folder: Path, trial: plan.Trial, attempt: int) -
     )
 
 
-def _recorder(running: _Run, log_path: Path) -> dict[str, str]:
+def _recorder(running: Run, log_path: Path) -> dict[str, str]:
     """Where the server writes its expert counts, in a scenario that records them."""
     return {experts.FOLDER: str(log_path.parent / "experts")} if running.scenario.record == "experts" else {}
 
@@ -455,7 +280,7 @@ def _experts(serving: _Serving, folder: Path) -> Iterator[None]:
     measurements.write_record(folder / "experts.json", measurements.ExpertRecord(tokens=tokens))
 
 
-def _void(running: _Run, trial: plan.Trial, card_errors: list[str], failed: int, end: DriveEnd) -> str | None:
+def _void(running: Run, trial: plan.Trial, card_errors: list[str], failed: int, end: DriveEnd) -> str | None:
     """Why the trial must not be used, in a few words; None when it may."""
     if running.scenario.record == "experts":
         return "not timed: the expert recorder was on"
@@ -469,14 +294,14 @@ def _void(running: _Run, trial: plan.Trial, card_errors: list[str], failed: int,
     return None
 
 
-def _job(running: _Run, trial: plan.Trial, warmup: bool) -> DriveJob:
+def _job(running: Run, trial: plan.Trial, warmup: bool) -> DriveJob:
     scenario = running.scenario
     dataset = scenario.datasets[trial.point.dataset]
     warm_users = trial.point.concurrency or max(scenario.sweep.concurrency)
     return DriveJob(
         host="",
         port=scenario.server.port,
-        workload=str(_workload_path(running.folder, trial.point.dataset, trial.seed)),
+        workload=str(workload_path(running.folder, trial.point.dataset, trial.seed)),
         requests=trial.warmup_requests if warmup else trial.requests,
         concurrency=warm_users if warmup else trial.point.concurrency,
         phase="warmup" if warmup else "measure",

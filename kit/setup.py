@@ -3,18 +3,23 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from kit import gpu
+from kit import gpu, publish
+from kit.adaptive import Search, UntilDecided
 from kit.client import probe
 from kit.engine import Engine
 from kit.errors import UnusableInput
+from kit.like import Like
+from kit.like import like as like_run
 from kit.measurements import GpuFacts, SelfTest, WorkloadRecord
 from kit.models import locate
-from kit.run import Setup
+from kit.run import WHOLE, Strategy
+from kit.run_folder import Setup
 from kit.scenario import Dataset, FlagValue, Scenario
 from kit.scrub import Scrubber
 
@@ -46,6 +51,28 @@ class _Server(msgspec.Struct, frozen=True):
     flags: dict[str, FlagValue]
 
 
+def state_folder(root: Path) -> Path:
+    """Where markers of locks and servers lie, for the next run to find."""
+    return root / ".cache" / "state"
+
+
+@contextmanager
+def published(place: str) -> Iterator[Like | None]:
+    """A published run to repeat, as long as the context lasts; None when no place is named."""
+    if not place:
+        yield None
+        return
+    with publish.opened(Path(place)) as folder:
+        yield like_run(folder)
+
+
+def strategy(until_decided: bool, search: bool) -> Strategy:
+    """How a run decides what to measure."""
+    if until_decided:
+        return UntilDecided()
+    return Search() if search else WHOLE
+
+
 class _ModelConfig(msgspec.Struct, frozen=True):
     max_position_embeddings: int | None = None
 
@@ -61,8 +88,17 @@ def folders(root: Path) -> Folders:
     )
 
 
-def put_together(scenario: Scenario, places: Folders, choices: Choices, say: Callable[[str], None]) -> Setup:
-    """Everything `kit.run` needs; raises UnusableInput when something is missing."""
+def put_together(
+    scenario: Scenario,
+    places: Folders,
+    choices: Choices,
+    say: Callable[[str], None],
+    like: Like | None = None,
+) -> Setup:
+    """Everything `kit.run` needs; raises UnusableInput when something is missing.
+
+    With `like`, the workloads are those of a published run, byte for byte.
+    """
     if choices.engine not in ("", "process", "docker"):
         raise UnusableInput(f"--engine {choices.engine}: there are process and docker")
     server = _server(scenario, places, say)
@@ -75,7 +111,7 @@ def put_together(scenario: Scenario, places: Folders, choices: Choices, say: Cal
     return Setup(
         scenario=scenario,
         engine=engine,
-        freeze=_Freezer(scenario, places, model),
+        freeze=like.freeze if like else _Freezer(scenario, places, model),
         selftest=_selftest(say),
         model_path=model,
         draft_path=draft,
@@ -85,11 +121,12 @@ def put_together(scenario: Scenario, places: Folders, choices: Choices, say: Cal
         indexes=indexes,
         client_cores=engine.client_cores,
         results=places.results,
-        state=places.cache / "state",
+        state=state_folder(places.root),
         scrubber=_scrubber(places, server),
         no_lock=choices.no_lock,
         unpinned=choices.allow_unpinned,
         commit=_commit(places.root),
+        like=like.origin if like else None,
     )
 
 
@@ -156,7 +193,7 @@ def _engine(
         return DockerEngine(scenario.image, allow_unpinned=choices.allow_unpinned, gpus=gpus)
     from kit.engine.process import ProcessEngine
 
-    return ProcessEngine(server.python, Path(sys.executable), places.cache / "state")
+    return ProcessEngine(server.python, Path(sys.executable), state_folder(places.root))
 
 
 def _selftest(say: Callable[[str], None]) -> SelfTest:

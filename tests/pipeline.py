@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from kit import run, workload
+from kit import run, run_folder, workload
 from kit.client.job import WorkloadLine
 from kit.engine.process import ProcessEngine
 from kit.measurements import WorkloadRecord
@@ -54,11 +54,11 @@ def freeze(dataset: str, seed: int, requests: int, path: Path) -> WorkloadRecord
     return workload.write(frozen, path)
 
 
-def setup(wanted: Scenario, results: Path, state: Path) -> run.Setup:
+def setup(wanted: Scenario, results: Path, state: Path) -> run_folder.Setup:
     """What `kit.setup` would put together, with the fake SGLang on the server's path."""
     python = Path(sys.executable)
     engine = ProcessEngine(python, python, state, env={"PYTHONPATH": str(FAKES)})
-    return run.Setup(
+    return run_folder.Setup(
         scenario=wanted,
         engine=engine,
         freeze=freeze,

@@ -11,10 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kit import like, measurements, run
-from kit.claims import judge, verify
+from kit import measurements, run
 from kit.errors import RunFailed, ServerFailed, UnusableInput
-from kit.scenario import Arm, Claim, Limits
+from kit.scenario import Arm, Limits
 from tests import pipeline
 
 ROOT = Path(__file__).parent.parent
@@ -99,7 +98,7 @@ def test_the_same_command_on_a_finished_run_starts_a_new_one(tmp_path: Path, por
 def test_kill_9_of_the_runner_costs_the_trial_under_way_and_nothing_else(tmp_path: Path, port: int) -> None:
     results, state = tmp_path / "results", tmp_path / "state"
     command = [sys.executable, "-m", "tests.pipeline", str(results), str(state), str(port)]
-    runner = subprocess.Popen(command, cwd=ROOT)
+    runner = subprocess.Popen(command, cwd=ROOT, env=marked(tmp_path))
     wait_for(lambda: list(results.glob("*/*/sitting-1/b1-2-eagle3/*/requests.jsonl")))
     runner.send_signal(signal.SIGKILL)
     runner.wait()
@@ -112,16 +111,16 @@ def test_kill_9_of_the_runner_costs_the_trial_under_way_and_nothing_else(tmp_pat
     assert {p: t for p, t in after.items() if p in before} == before
     assert len(quiet.trials) == 12 - len(before)
     assert len(list(results.glob("pipeline/*/run.json"))) == 1
-    assert not servers_left(port)
+    assert not left_of(tmp_path)
 
 
 def test_sigterm_ends_the_server_too(tmp_path: Path, port: int) -> None:
     command = [sys.executable, "-m", "tests.pipeline", str(tmp_path / "results"), str(tmp_path / "state"), str(port)]
-    runner = subprocess.Popen(command, cwd=ROOT)
+    runner = subprocess.Popen(command, cwd=ROOT, env=marked(tmp_path))
     wait_for(lambda: list((tmp_path / "results").glob("*/*/sitting-1/*/*/requests.jsonl")))
     runner.terminate()
     runner.wait()
-    wait_for(lambda: not servers_left(port))
+    wait_for(lambda: not left_of(tmp_path))
 
 
 def test_a_port_in_use_is_one_line_before_anything_is_started(tmp_path: Path) -> None:
@@ -176,42 +175,18 @@ def wait_for(found: object, limit_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-def servers_left(port: int) -> list[str]:
-    """Command lines of processes that still serve the port."""
+def marked(place: Path) -> dict[str, str]:
+    """The environment of a runner and of all that it starts: a mark by which to find what is left of it."""
+    return {**os.environ, "PIPELINE_TEST": str(place)}
+
+
+def left_of(place: Path) -> list[str]:
+    """Command lines of the processes that bear the mark."""
     left = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if f"--port {port}" in command or "kit.client drive" in command:
-                left.append(command)
+        try:
+            if f"PIPELINE_TEST={place}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                left.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
     return left
-
-
-def test_a_scenario_that_records_experts_counts_tokens_and_takes_no_times(tmp_path: Path, port: int) -> None:
-    small = msgspec.structs.replace(pipeline.scenario(port).sweep, concurrency=[2], seeds=[1])
-    wanted = pipeline.scenario(port, record="experts", arms={"plain": Arm()}, draft=None, sweep=small)
-    folder = run.run(pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
-    (trial,) = measurements.read(folder).trials
-    assert trial.experts == measurements.ExpertRecord(tokens=[[6, 0, 3, 0], [1, 1, 1, 7]])
-    assert trial.record.void == "not timed: the expert recorder was on"
-    assert not list(folder.rglob("*.pt"))
-    claim = Claim(id="idle", text="idle experts", kind="cited", metric="idle_experts", arm="plain", low=0.2, high=0.3)
-    judged = judge.judge_one(claim, verify.load(folder))
-    assert [p.found.value for p in judged.places] == [0.5]
-
-
-def test_a_run_like_another_replays_its_workloads_byte_for_byte(
-    finished: tuple[Path, pipeline.Quiet], tmp_path: Path, port: int
-) -> None:
-    found = like.like(finished[0])
-    wanted = msgspec.structs.replace(found.scenario, server=pipeline.scenario(port).server)
-    setup = msgspec.structs.replace(
-        pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), freeze=found.freeze, like=found.origin
-    )
-    folder = run.run(setup, pipeline.Quiet())
-    report = verify.verify(folder, finished[0])
-    assert not [d for d in report.differences if d.what.startswith("workload")]
-    assert measurements.read(folder).run.like == finished[0].name

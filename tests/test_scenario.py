@@ -39,7 +39,10 @@ def test_a_good_file_loads_with_its_stem_as_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("concurrency = [1]", "concurency = [1]"), ["sweep", "unknown key 'concurency'", "did you mean 'concurrency'?"]),
+        (
+            ("concurrency = [1]", "concurency = [1]"),
+            ["sweep", "unknown key 'concurency'", "did you mean 'concurrency'?"],
+        ),
         (("concurrency = [1]", 'concurrency = ["a"]'), ["sweep.concurrency", "int"]),
         (("concurrency = [1]", "concurrency = []"), ["sweep.concurrency", "is empty"]),
         (("concurrency = [1]", "concurrency = [0]"), ["sweep.concurrency", "1 or more"]),
