@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-RECORDING = ("engine", "sglang", "client", "gpu", "gpu_guard", "run", "workload", "setup", "rehearsal", "fetch", "image")
-READING = ("measurements", "analysis", "verdict", "claims", "forecast", "charts", "report", "publish")
+RECORDING = tuple(
+    "adaptive engine sglang client gpu gpu_guard run run_folder workload setup rehearsal fetch image build like".split()
+)
+READING = tuple("measurements analysis verdict claims forecast charts figures tables report publish".split())
 HOMES = {
     "docker": {"kit/engine/docker.py"},
     "pynvml": {"kit/gpu.py"},
