@@ -272,14 +272,14 @@ def report_(c: Context, run: str = "") -> None:
 @verb
 def verify(c: Context, run: str = "", against: str = "", expect: str = "", json: bool = False) -> None:
     """Judge every claim of a run: exit 0 if something was judged and all of it holds, 1 if not, 2 if unusable."""
+    if not run:
+        raise UnusableInput("which run? --run DIR, below results/ or published/")
     from contextlib import ExitStack
 
     from kit import publish, report
     from kit.claims import text
     from kit.claims import verify as verifying
 
-    if not run:
-        raise UnusableInput("which run? --run DIR, below results/ or published/")
     with ExitStack() as stack:
         here = stack.enter_context(publish.opened(Path(run)))
         other = stack.enter_context(publish.opened(Path(against))) if against else None

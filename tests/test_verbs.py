@@ -1,0 +1,91 @@
+"""The verbs as a user types them: one clear line and an exit code, never a traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.claims.folder import write
+from tests.synthetic import Truth, build
+
+ROOT = Path(__file__).parent.parent
+VERBS = "list plan forecast doctor build fetch selftest run unlock report verify publish check test bench-client lock"
+
+
+def invoke(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(build(Truth()), tmp_path_factory.mktemp("runs") / "twin" / "2026-01-01-000000")
+
+
+def test_every_verb_has_a_line_in_the_list_and_a_help() -> None:
+    listed = invoke("--list").stdout
+    for name in VERBS.split():
+        assert f"  {name} " in listed, name
+    assert "--until-decided" in invoke("--help", "run").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["run", "--scenario", "nosuch"], "run: no scenario 'nosuch'"),
+        (["run"], "run: which scenario?"),
+        (["plan", "--scenario", "smoke", "--set", "sweep.concurency=[1]"], "unknown key 'concurency'"),
+        (["plan", "--scenario", "smoke", "--set", "sweep.seeds"], "--set sweep.seeds: write it as KEY=VALUE"),
+        (["run", "--scenario", "smoke", "--until-decided", "--search"], "take one of them"),
+        (["run", "--scenario", "smoke", "--engine", "podman"], "--engine podman: there are process and docker"),
+        (["report", "--run", "nosuch"], "nosuch"),
+        (["verify"], "verify: which run?"),
+        (["verify", "--run", "README.md"], "README.md"),
+        (["run", "--like", "nosuch"], "nosuch"),
+        (["forecast", "--scenario", "l4-eagle3", "--card", "nosuch"], "nosuch"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_line_with_exit_code_2(words: list[str], line: str) -> None:
+    done = invoke(*words)
+    assert done.returncode == 2, done.stderr
+    assert line in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_report_of_a_run_is_the_same_bytes_each_time(folder: Path) -> None:
+    first = Path(invoke("report", "--run", str(folder)).stdout.strip())
+    before = {p.name: p.read_bytes() for p in first.parent.rglob("*") if p.is_file()}
+    second = Path(invoke("report", "--run", str(folder)).stdout.strip())
+    assert first == second
+    assert {p.name: p.read_bytes() for p in second.parent.rglob("*") if p.is_file()} == before
+    assert {"report.md", "report.html", "pools.svg"} <= set(before)
+
+
+def test_a_report_has_the_five_points_and_names_its_doubts(folder: Path) -> None:
+    text = Path(invoke("report", "--run", str(folder)).stdout.strip()).read_text()
+    for number in range(1, 6):
+        assert f"### {number}. " in text
+    for heading in ("## The answer", "## Conditions", "## What to do", "## Doubts", "## Method and definitions"):
+        assert heading in text
+
+
+def test_publish_then_verify_and_report_read_it_back(folder: Path, tmp_path: Path) -> None:
+    for extra in ([], ["--archive"]):
+        made = invoke("publish", "--run", str(folder), "--to", str(tmp_path / "handed-on"), *extra)
+        assert made.returncode == 0, made.stderr
+    for place in ("handed-on", "handed-on.tar.gz"):
+        assert invoke("report", "--run", str(tmp_path / place)).returncode == 0
+        found = invoke("verify", "--run", str(tmp_path / place), "--against", str(folder))
+        assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_paths_on_the_command_line_are_the_callers(folder: Path) -> None:
+    done = subprocess.run(
+        [str(ROOT / "inv"), "report", "--run", folder.name],
+        cwd=folder.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
