@@ -195,7 +195,7 @@ def selftest(c: Context) -> None:
         "engine": ENGINE,
         "prompts": "your own prompts (JSONL), for a scenario with a data set called `own`",
         "seeds": "measure this many seeds, counted from 1, instead of the scenario's",
-        "until-decided": "go on with new seeds where a verdict is open, three looks at the most; also on a finished run",
+        "until-decided": "go on with new seeds where a verdict is open, three looks at most; also on a finished run",
         "search": "bisect the concurrencies instead of measuring all of them",
         "like": "repeat a published run with its frozen workloads and pins: folder or archive",
         "no-lock": "leave the GPU clock alone, whatever the scenario says",

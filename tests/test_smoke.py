@@ -1,4 +1,4 @@
-"""The main job on a real SGLang server: a smaller smoke scenario through the verbs, and what can be done with its results."""
+"""The main job on a real SGLang server: a small smoke run through the verbs, and what can be done with its results."""
 
 import json
 import os
