@@ -228,7 +228,7 @@ def run(
         chosen = origin.scenario if origin else _load(scenario, set_, prompts, seeds)
         ready = setup.put_together(chosen, setup.folders(ROOT), choices, terminal.say, origin)
         folder = running.run(ready, terminal, setup.strategy(until_decided, search))
-    print(_write_report(folder))
+    print(report.write(folder, TEMPLATES, _report_home(folder)))
 
 
 @task
@@ -244,11 +244,9 @@ def unlock(c: Context) -> None:
 # ---- after a run ----------------------------------------------------------------------------------------------------
 
 
-def _write_report(folder: Path) -> Path:
-    from kit import report
-
+def _report_home(folder: Path) -> Path:
     whole = folder.resolve()
-    return report.write(folder, TEMPLATES, REPORTS / whole.parent.name / whole.name.removesuffix(".tar.gz"))
+    return REPORTS / whole.parent.name / whole.name
 
 
 @task(name="report", help={"run": RUN + "; default: the newest below results/"})
@@ -258,7 +256,7 @@ def report_(c: Context, run: str = "") -> None:
     from kit import publish, report
 
     with publish.opened(Path(run) if run else report.newest(RESULTS)) as folder:
-        print(_write_report(folder))
+        print(report.write(folder, TEMPLATES, _report_home(folder)))
 
 
 @task(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kit.analysis.metrics import BY_TAG
+from kit.analysis.words import users_text
 from kit.claims.against import Compared, Difference
 from kit.claims.judge import Judged, Place
 from kit.claims.verify import VerifyReport
@@ -77,6 +78,7 @@ def _measured(judged: Judged) -> str:
 
 def _place(place: Place) -> str:
     found = place.found
-    where = f"{found.concurrency} users: " if found.concurrency else ""
-    bounds = f" ({interval(found.low, found.high)})" if found.low is not None or found.high is not None else ""
+    where = f"{users_text(found.concurrency)}: " if found.concurrency else ""
+    exact = found.low == found.high  # what a server or scenario states has no interval
+    bounds = "" if exact else f" ({interval(found.low, found.high)})"
     return f"{where}{written(found.value)}{bounds}"
