@@ -8,7 +8,7 @@ from kit.analysis.conditions import Condition
 from kit.analysis.ratios import Ratio
 from kit.analysis.summary import MetricText, Summary
 from kit.analysis.table import Row, load_text
-from kit.verdict import ChecklistItem, Conclusion
+from kit.verdict import Conclusion, Figures, Value
 
 NOT_AVAILABLE = "n/a"
 FIRST_LOOK = (
@@ -26,7 +26,7 @@ FIRST_LOOK = (
 
 def number(value: float | None, digits: int = 2) -> str:
     """A number with thousands separators; None is n/a."""
-    return NOT_AVAILABLE if value is None else f"{value:,.{digits}f}"
+    return NOT_AVAILABLE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}"  # -0.0 + 0.0 is 0.0
 
 
 def share(value: float | None, digits: int = 1) -> str:
@@ -110,10 +110,16 @@ def verdicts(summary: Summary, conclusion: Conclusion) -> str:
     return table(["prompts", "traffic", "arm", "speculate?", "condition", "flag", "same answers as plain"], rows)
 
 
-def figures(item: ChecklistItem) -> str:
-    """The numbers of one point of the checklist."""
-    rows = ([f.subject, f.name, number(f.value, _digits(f.value)), f.unit, f.mark] for f in item.figures)
-    return table(["", "", "value", "unit", "mark"], rows)
+def figures(found: Figures) -> str:
+    """A small table of the checklist. `*`: a P99 of under 299 requests."""
+    return table(found.headings, ([x if isinstance(x, str) else _value(x) for x in row] for row in found.rows))
+
+
+def _value(value: Value) -> str:
+    if value.number is None:
+        return NOT_AVAILABLE
+    mark = " *" if value.mark == "indicative" else f" ({value.mark})" if value.mark else ""
+    return f"{number(value.number, value.digits)}{f' {value.unit}' if value.unit else ''}{mark}"
 
 
 def doubts(summary: Summary) -> str:

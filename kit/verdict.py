@@ -13,13 +13,16 @@ import msgspec
 
 from kit.analysis.conditions import RANDOM_SOURCES, Condition, rehearsal_for
 from kit.analysis.crossover import NO_WIN, Crossover, State, crossover
+from kit.analysis.in_short import InShort, in_short
 from kit.analysis.limits import limits
 from kit.analysis.ratios import Ratio
 from kit.analysis.summary import Summary
 from kit.analysis.table import Row, load_text
+from kit.analysis.words import listed_users, percent, users_text
 
 Says: TypeAlias = Literal["on", "off", "cannot tell", "rehearsal"]
 Traffic: TypeAlias = Literal["interactive", "batch"]
+TRAFFIC: tuple[Traffic, ...] = ("interactive", "batch")
 Done: TypeAlias = Literal["done", "act", "cannot tell"]
 OWN_PROMPTS = "./inv run --scenario own-prompts --prompts my.jsonl"
 SET_LIMITS = "[slo] ttft_p99_s = ..., tpot_p50_s = ...  # your users' limits, into scenarios/{scenario}.toml"
@@ -46,14 +49,20 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     plain_identical: float | None
 
 
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of a checklist point. `value` None is printed as n/a; `mark` says what it is not: forced, indicative."""
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of a checklist point; None is printed as n/a. `mark` says what it is not: forced, indicative."""
 
-    subject: str
-    name: str
-    value: float | None
+    number: float | None
+    digits: int = 0
     unit: str = ""
     mark: str = ""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """A small table of a checklist point; each row has a cell for each heading."""
+
+    headings: list[str]
+    rows: list[list[str | Value]]
 
 
 class ChecklistItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,13 +72,14 @@ class ChecklistItem(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     state: Done
     text: list[str]
-    figures: list[Figure]
+    figures: list[Figures]
     next: list[str]
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader takes away."""
 
+    in_short: list[InShort]
     verdicts: list[Verdict]
     checklist: list[ChecklistItem]
 
@@ -81,10 +91,14 @@ def conclude(summary: Summary) -> Conclusion:
         for dataset in summary.datasets
         for condition in summary.conditions
         if not condition.baseline
-        for traffic in ("interactive", "batch")
+        for traffic in TRAFFIC
     ]  # fmt: skip
     points = (_pools, _cap, _own_prompts, _tails, _traffic)
-    return Conclusion(verdicts=verdicts, checklist=[point(summary, verdicts) for point in points])
+    return Conclusion(
+        in_short=in_short(summary),
+        verdicts=verdicts,
+        checklist=[point(summary, verdicts) for point in points],
+    )
 
 
 # ---- verdicts -------------------------------------------------------------------------------------------------------
@@ -95,11 +109,12 @@ def _verdict(summary: Summary, dataset: str, condition: Condition, traffic: Traf
     found = crossover(states)
     says, text = _says(found)
     reasons = [*reasons, *_limits(summary, dataset, condition.arm, states)]
-    if traffic == "interactive" and says == "on":
-        text += _open_tails(summary, dataset, condition.arm, found.wins_up_to or 0)
     rehearsed = rehearsal_for(condition, summary.sources[dataset])
     if rehearsed:
-        says, text = "rehearsal", f"no verdict stands on {_listed(rehearsed)}"
+        says, text = "rehearsal", f"seen here: {_seen(says, text)} ({', '.join(rehearsed)})"
+    if traffic == "interactive" and summary.slo is None:
+        text += _trades(summary, dataset, condition.arm)
+        text += _open_tails(summary, dataset, condition.arm, found.wins_up_to or 0) if says == "on" else ""
     twins = [t for t in summary.twins if (t.dataset, t.arm) == (dataset, condition.arm)]
     return Verdict(
         dataset=dataset,
@@ -119,13 +134,18 @@ def _verdict(summary: Summary, dataset: str, condition: Condition, traffic: Traf
 def _says(found: Crossover) -> tuple[Says, str]:
     """A gain that is shown from the lowest load up to N is worth 'on up to N', also when it is open what comes then."""
     if found.kind == "always":
-        return "on", f"up to {_users(found.wins_up_to)}, the highest tested load"
+        return "on", f"up to {users_text(found.wins_up_to)}, the highest tested load"
     if found.kind == "none":
         return "off", "at every tested load"
     if found.wins_up_to is not None:
         beyond = f"no gain from {found.no_win_from} on" if found.no_win_from is not None else "not known beyond"
-        return "on", f"up to {_users(found.wins_up_to)}; {beyond}"
+        return "on", f"up to {users_text(found.wins_up_to)}; {beyond}"
     return "cannot tell", found.text.removeprefix("cannot tell: ")
+
+
+def _seen(says: Says, text: str) -> str:
+    """What a rehearsal showed, in words that are no advice."""
+    return {"on": f"gain {text}", "off": "no gain at any tested load"}.get(says, text)
 
 
 def _batch(summary: Summary, dataset: str, arm: str) -> tuple[dict[int, State], list[str]]:
@@ -153,8 +173,8 @@ def _interactive(summary: Summary, dataset: str, arm: str) -> tuple[dict[int, St
 def _inside(state: State, within: bool | None, users: int) -> tuple[State, str | None]:
     """With objectives: a load at which the arm misses them is no load to serve, however fast a token comes."""
     if within is None:
-        return "undecided", f"{_users(users)}: a figure that the limits need is missing"
-    return (state, None) if within else ("no gain", f"{_users(users)}: outside the limits with speculation")
+        return "undecided", f"{users_text(users)}: a figure that the limits need is missing"
+    return (state, None) if within else ("no gain", f"{users_text(users)}: outside the limits with speculation")
 
 
 def _traded(state: State, ttft: Ratio | None, users: int) -> tuple[State, str | None]:
@@ -162,23 +182,36 @@ def _traded(state: State, ttft: Ratio | None, users: int) -> tuple[State, str | 
     if state != "faster" or ttft is None:
         return state, None
     if ttft.state == "slower":
-        return "undecided", f"{_users(users)}: but the P99 first token comes {ttft.ratio:.2f} times as late; set [slo]"
-    return state, None if ttft.state != "undecided" else f"{_users(users)}: the P99 first token is undecided"
+        return (
+            "undecided",
+            f"{users_text(users)}: but the P99 first token comes {ttft.ratio:.2f} times as late; set [slo]",
+        )
+    return state, None if ttft.state != "undecided" else f"{users_text(users)}: the P99 first token is undecided"
+
+
+def _trades(summary: Summary, dataset: str, arm: str) -> str:
+    """The loads at which tokens come faster and the P99 first token later: only limits can settle those."""
+    ttft = _ratios(summary, dataset, arm, "ttft_p99_ms")
+    tpot = _ratios(summary, dataset, arm, "tpot_p50_ms")
+    at = [c for c, r in tpot.items() if r.state == "faster" and c in ttft and ttft[c].state == "slower"]
+    if not at:
+        return ""
+    return f"; at {listed_users(at)} tokens come faster and the P99 first token later: set [slo]"
 
 
 def _open_tails(summary: Summary, dataset: str, arm: str, up_to: int) -> str:
     """What 'on' leaves open without objectives: loads at which the P99 first token may or may not be later."""
     ttft = _ratios(summary, dataset, arm, "ttft_p99_ms")
     open_ = [c for c, r in ttft.items() if c <= up_to and r.state == "undecided"]
-    if summary.slo is not None or not open_:
+    if not open_:
         return ""
-    return f"; whether the P99 first token comes later is undecided at {', '.join(map(str, open_))}"
+    return f"; whether the P99 first token comes later is undecided at {listed_users(open_)}"
 
 
 def _told(what: str, users: int, ratio: Ratio) -> str:
     interval = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
     note = f", {ratio.note}" if ratio.note else ""
-    return f"{_users(users)}: {what} {ratio.ratio:.2f} times plain's{interval}, {ratio.state}{note}"
+    return f"{users_text(users)}: {what} {ratio.ratio:.2f} times plain's{interval}, {ratio.state}{note}"
 
 
 def _limits(summary: Summary, dataset: str, arm: str, states: dict[int, State]) -> list[str]:
@@ -190,15 +223,7 @@ def _limits(summary: Summary, dataset: str, arm: str, states: dict[int, State]) 
         return []
     at = [p for p in summary.pressures
           if (p.arm, p.dataset, p.point.concurrency, p.point.rate_per_s) == (arm, dataset, users, None)]  # fmt: skip
-    return [f"what limits it at {_users(users)}: {x.text}" for p in at for x in limits(p)]
-
-
-def _users(users: int | None) -> str:
-    return f"{users} user{'' if users == 1 else 's'}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return [f"what limits it at {users_text(users)}: {x.text}" for p in at for x in limits(p)]
 
 
 def _ratios(summary: Summary, dataset: str, arm: str, metric: str) -> dict[int, Ratio]:
@@ -226,32 +251,33 @@ def _least(shares: Iterable[float | None]) -> float | None:
 
 
 def _pools(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
-    figures = [f for c in summary.conditions for f in _pool_figures(c)]
-    short = [
-        (c.arm, fit) for c in summary.conditions for fit in c.fits
-        if not c.baseline and fit.requests < _most_users(summary)
-    ]  # fmt: skip
+    """One row for each arm: its pool, what of plain's it lacks, and how many requests of each data set fit."""
+    most = max((r.point.concurrency for r in summary.rows), default=0)
+    short = [(c.arm, fit) for c in summary.conditions for fit in c.fits if not c.baseline and fit.requests < most]
     known = all(c.pool_tokens for c in summary.conditions) and len(summary.conditions) > 1
     text = [_pool_text(c) for c in summary.conditions if not c.baseline]
-    text += [f"{arm} on {fit.dataset}: {fit.requests} requests fit, and the sweep goes to {_most_users(summary)} users"
+    text += [f"{arm} on {fit.dataset}: {fit.requests} requests fit, and the sweep goes to {users_text(most)}"
              for arm, fit in short]  # fmt: skip
+    headings = ["arm", "KV pool (tokens)", "less than plain's", *(f"requests that fit, {d}" for d in summary.datasets)]
     return ChecklistItem(
         number=1,
         title="The KV pool of the speculative server beside plain's",
         state="cannot tell" if not known else "act" if short else "done",
         text=text,
-        figures=figures,
+        figures=_figures(headings, [_pool_row(c, summary.datasets) for c in summary.conditions]),
         next=[f"./inv forecast --scenario {summary.scenario}"] if short or not known else [],
     )
 
 
-def _pool_figures(c: Condition) -> list[Figure]:
-    forced = "forced" if c.pool_forced else ""
-    found = [Figure(subject=c.arm, name="pool", value=c.pool_tokens, unit="tokens", mark=forced)]
-    if not c.baseline:
-        found.append(Figure(subject=c.arm, name="share of plain's pool lost", value=c.draft_share, mark=forced))
-    found += [Figure(subject=c.arm, name=f"requests that fit, {f.dataset}", value=f.requests) for f in c.fits]
-    return found
+def _pool_row(c: Condition, datasets: Sequence[str]) -> list[str | Value]:
+    lost = None if c.draft_share is None else 100 * c.draft_share
+    fits = {f.dataset: f.requests for f in c.fits}
+    return [
+        c.arm,
+        Value(number=c.pool_tokens, mark="forced" if c.pool_forced else ""),
+        "–" if c.baseline else Value(number=lost, digits=1, unit="%"),
+        *(Value(number=fits.get(d)) for d in datasets),
+    ]
 
 
 def _pool_text(c: Condition) -> str:
@@ -259,31 +285,36 @@ def _pool_text(c: Condition) -> str:
         return f"{c.arm}: the server did not say its pool"
     if c.draft_share is None:
         why = "a pool was set by --max-total-tokens" if c.pool_forced else "plain's pool is unknown"
-        return f"{c.arm}: {c.pool_tokens} tokens; its share of plain's cannot be read, since {why}"
-    return f"{c.arm}: {c.pool_tokens} tokens, {c.draft_share:.0%} less than plain"
+        return f"{c.arm}: {c.pool_tokens:,} tokens; its share of plain's cannot be read, since {why}"
+    return f"{c.arm}: {c.pool_tokens:,} tokens, {percent(c.draft_share)} less than plain"
 
 
 def _cap(summary: Summary, verdicts: Sequence[Verdict]) -> ChecklistItem:
-    figures, text, typed, states = [], [], [], set[Done]()
-    for c in (c for c in summary.conditions if not c.baseline):
-        mark = f"{c.cap}, with a warning" if c.cap_warning else c.cap
-        figures.append(Figure(subject=c.arm, name="max_running_requests", value=c.max_running_requests, mark=mark))
-        for v in (v for v in verdicts if v.arm == c.arm):
-            name = f"{v.arm} on {v.dataset}, {v.traffic}"
-            mark = "rehearsal" if v.says == "rehearsal" else ""
-            figures.append(Figure(subject=name, name="gain shown up to", value=v.up_to, unit="users", mark=mark))
-            states.add(_cap_state(c, v))
-            text.append(f"{name}: {v.crossover.text}")
-            if states and _cap_state(c, v) == "act" and v.flag:
-                typed.append(f"{v.flag}  # {name}")
+    """One row for each arm and data set: the cap, and up to where a gain is shown."""
+    by_arm = {c.arm: c for c in summary.conditions if not c.baseline}
+    states = {_cap_state(by_arm[v.arm], v) for v in verdicts}
+    typed = [f"{v.flag}  # {_name(v)}" for v in verdicts if v.flag and _cap_state(by_arm[v.arm], v) == "act"]
+    rows: list[list[str | Value]] = [[arm, dataset, _cap_value(by_arm[arm]), *(v.crossover.text for v in both)]
+            for (arm, dataset), both in _by_arm(verdicts).items()]  # fmt: skip
     return ChecklistItem(
         number=2,
         title="A max_running_requests of your own",
         state=_worst(states),
-        text=text,
-        figures=figures,
+        text=[_cap_text(c) for c in by_arm.values()],
+        figures=_figures(["arm", "prompts", "max running requests", *(f"gain, {x}" for x in TRAFFIC)], rows),
         next=typed or _more(summary, states),
     )
+
+
+def _cap_value(c: Condition) -> Value:
+    return Value(number=c.max_running_requests, mark="set by the server" if c.cap_warning else c.cap)
+
+
+def _cap_text(c: Condition) -> str:
+    if c.max_running_asked is not None:
+        return f"{c.arm}: your own value, {c.max_running_asked}"
+    how = "the server set it when speculation was turned on, with one warning" if c.cap_warning else "a default"
+    return f"{c.arm}: {how}"
 
 
 def _cap_state(c: Condition, v: Verdict) -> Done:
@@ -297,17 +328,6 @@ def _cap_state(c: Condition, v: Verdict) -> Done:
 def _own_prompts(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
     own = [d for d in summary.datasets if summary.sources[d] not in RANDOM_SOURCES]
     real = [d for d in own if not summary.ignores_eos[d]]
-    figures = [
-        Figure(subject=f"{r.arm} on {r.dataset}, {r.load}", name="accept length", value=r.cells["accept_length"].value,
-               unit="tokens per step", mark=_forced_mark(summary, r.arm))
-        for r in summary.rows if "accept_length" in r.cells
-    ]  # fmt: skip
-    figures += [
-        Figure(subject=f"{b.arm}, {_users(b.concurrency)}: {b.over} over {b.under}",
-               name=f"{b.kind}, {_heading(summary, b.metric)}",
-               value=b.factor)
-        for b in summary.biases
-    ]  # fmt: skip
     text = [
         f"prompts that are not random: {', '.join(own) or 'none'}",
         f"of these with their real answer lengths (the end token is heeded): {', '.join(real) or 'none'}",
@@ -319,80 +339,124 @@ def _own_prompts(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
         title="Your own prompts with their real answer lengths",
         state="done" if done else "act",
         text=text,
-        figures=figures,
+        figures=[*_accept_lengths(summary), *_biases(summary)],
         next=[] if done else [OWN_PROMPTS],
     )
 
 
-def _forced_mark(summary: Summary, arm: str) -> str:
-    return "forced" if any(c.arm == arm and c.forced_accept_length is not None for c in summary.conditions) else ""
+def _accept_lengths(summary: Summary) -> list[Figures]:
+    """Accept length, one row for each arm and data set, one column for each load."""
+    forced = {c.arm for c in summary.conditions if c.forced_accept_length is not None}
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for row in (r for r in summary.rows if "accept_length" in r.cells):
+        found.setdefault((row.arm, row.dataset), {})[row.load] = row.cells["accept_length"].value
+    loads = list(dict.fromkeys(r.load for r in summary.rows))
+    rows: list[list[str | Value]] = [
+        [arm, dataset,
+         *(Value(number=at.get(x), digits=2, mark="forced" if arm in forced and x in at else "") for x in loads)]
+        for (arm, dataset), at in found.items()
+    ]  # fmt: skip
+    return _figures(["accept length of", "prompts", *loads], rows)
 
 
-TAILS = (("ttft_p50_ms", "ttft_p99_ms"), ("gap_longest_p50_ms", "gap_longest_p99_ms"), ("tpot_p50_ms", "tpot_p99_ms"))
+def _biases(summary: Summary) -> list[Figures]:
+    rows: list[list[str | Value]] = [
+        [b.arm, users_text(b.concurrency), f"{b.over} over {b.under}", b.kind, _heading(summary, b.metric),
+         Value(number=b.factor, digits=2)]
+        for b in summary.biases
+    ]  # fmt: skip
+    return _figures(["arm", "load", "gain on", "bias by", "metric", "factor"], rows)
+
+
+TAILS = (
+    "ttft_p50_ms", "ttft_p99_ms", "gap_longest_p50_ms", "gap_longest_p99_ms", "tpot_p50_ms", "tpot_p99_ms",
+    "itl_sglang_p99_ms",
+)  # fmt: skip
 
 
 def _tails(summary: Summary, _: Sequence[Verdict]) -> ChecklistItem:
     """Median and P99 side by side. A P99 that got slower has to be weighed: limits in the scenario do that."""
-    figures = [f for row in summary.rows for pair in TAILS for f in _tail_figures(summary, row, pair)]
-    figures += [
-        Figure(subject=f"{row.arm} on {row.dataset}, {row.load}", unit="ms",
-               name=_heading(summary, "itl_sglang_p99_ms"), value=row.cells["itl_sglang_p99_ms"].value)
-        for row in summary.rows if "itl_sglang_p99_ms" in row.cells
-    ]  # fmt: skip
     judged = [r for r in summary.ratios if r.metric in ("ttft_p99_ms", "gap_longest_p99_ms")]
     slower = [r for r in judged if r.state == "slower"]
     open_ = [r for r in judged if r.state == "undecided"]
-    text = [f"{r.arm} on {r.dataset}, {load_text(r.point)}: {_heading(summary, r.metric)} {r.ratio:.2f} times plain's"
-            for r in slower]  # fmt: skip
+    text = _slower_tails(summary, slower)
     text += [f"{len(open_)} of {len(judged)} tails are undecided"] if open_ else []
     weighed = summary.slo is not None
     state: Done = "act" if slower and not weighed else "cannot tell" if open_ or not judged else "done"
+    headings = ["prompts", "load", "arm", *(f"{_heading(summary, x)} (ms)" for x in TAILS)]
     return ChecklistItem(
         number=4,
         title="The P99 of first token and of silence, beside the median",
         state=state,
         text=text or ["no P99 got slower"] if judged else ["no P99 was compared"],
-        figures=figures,
+        figures=_figures(headings, [_tail_row(summary, r) for r in summary.rows]),
         next=[SET_LIMITS.format(scenario=summary.scenario)] if state == "act" else _more(summary, {state}),
     )
 
 
-def _tail_figures(summary: Summary, row: Row, pair: tuple[str, str]) -> list[Figure]:
-    found = []
-    for metric in pair:
-        cell = row.cells.get(metric)
-        indicative = cell is not None and cell.quantile is not None and cell.quantile.indicative
-        found.append(
-            Figure(
-                subject=f"{row.arm} on {row.dataset}, {row.load}",
-                name=_heading(summary, metric),
-                value=cell.value if cell else None,
-                unit="ms",
-                mark="indicative" if indicative else "",
+def _slower_tails(summary: Summary, slower: Sequence[Ratio]) -> list[str]:
+    """One line for each arm, data set and metric, with the loads at which it got slower."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for r in slower:
+        found.setdefault((r.arm, r.dataset, r.metric), []).append(f"{r.ratio:.2f} at {load_text(r.point)}")
+    return [f"{arm} on {dataset}: {_heading(summary, metric)} slower, times plain's: {', '.join(at)}"
+            for (arm, dataset, metric), at in found.items()]  # fmt: skip
+
+
+def _tail_row(summary: Summary, row: Row) -> list[str | Value]:
+    digits = {m.tag: m.digits for m in summary.metrics}
+    cells = [(x, row.cells.get(x)) for x in TAILS]
+    return [
+        row.dataset,
+        row.load,
+        row.arm,
+        *(
+            Value(
+                number=cell.value if cell else None,
+                digits=digits[tag],
+                mark="indicative" if cell and "_p99_" in tag and cell.quantile and cell.quantile.indicative else "",
             )
-        )
-    return found
+            for tag, cell in cells
+        ),
+    ]
 
 
 def _traffic(summary: Summary, verdicts: Sequence[Verdict]) -> ChecklistItem:
+    """One row for each arm and data set: what to do with its interactive traffic and with its batch jobs."""
     decided = [v for v in verdicts if v.says in ("on", "off")]
     state: Done = "cannot tell" if len(decided) < len(verdicts) or not verdicts else "act" if decided else "done"
-    typed = [
-        f"{_flags(summary, v.arm)} {v.flag}  # {v.arm} on {v.dataset}, {v.traffic}"
-        for v in decided if v.says == "on" and v.flag
-    ]  # fmt: skip
-    figures = [
-        Figure(subject=f"{v.arm} on {v.dataset}, {v.traffic}", name="answers identical to plain's", value=v.identical)
-        for v in verdicts
-    ]
+    typed = [f"{_flags(summary, v.arm)} {v.flag}  # {_name(v)}" for v in decided if v.says == "on" and v.flag]
+    rows: list[list[str | Value]] = [[arm, dataset, *(f"{v.says}: {v.condition}" for v in both), _same(both[0])]
+            for (arm, dataset), both in _by_arm(verdicts).items()]  # fmt: skip
     return ChecklistItem(
         number=5,
         title="On for which traffic, off for which",
         state=state,
-        text=[f"{v.arm} on {v.dataset}, {v.traffic}: {v.says}, {v.condition}" for v in verdicts],
-        figures=figures,
+        text=[f"{len(decided)} of {len(verdicts)} traffic classes are decided"],
+        figures=_figures(["arm", "prompts", *TRAFFIC, "same answers as plain"], rows),
         next=typed or _more(summary, {state}),
     )
+
+
+def _same(v: Verdict) -> Value:
+    return Value(number=None if v.identical is None else 100 * v.identical, digits=1, unit="%")
+
+
+def _figures(headings: list[str], rows: Sequence[Sequence[str | Value]]) -> list[Figures]:
+    """A table of one point; none without rows."""
+    return [Figures(headings=headings, rows=[list(r) for r in rows])] if rows else []
+
+
+def _by_arm(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
+    """The verdicts of each arm and data set, in the order of TRAFFIC."""
+    found: dict[tuple[str, str], list[Verdict]] = {}
+    for v in verdicts:
+        found.setdefault((v.arm, v.dataset), []).append(v)
+    return found
+
+
+def _name(v: Verdict) -> str:
+    return f"{v.arm} on {v.dataset}, {v.traffic}"
 
 
 def _heading(summary: Summary, metric: str) -> str:
@@ -415,7 +479,3 @@ def _more(summary: Summary, states: set[Done]) -> list[str]:
     if "cannot tell" not in states and states:
         return []
     return [OWN_PROMPTS] if summary.rehearsal else [GO_ON.format(scenario=summary.scenario)]
-
-
-def _most_users(summary: Summary) -> int:
-    return max((r.point.concurrency for r in summary.rows), default=0)

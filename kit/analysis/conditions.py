@@ -1,6 +1,6 @@
 """Under which conditions each arm was measured: what its servers said of themselves, over all its starts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 
 import msgspec
@@ -36,7 +36,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """One arm's server. None where the server does not say; `differs` names what its starts disagree on.
 
     `draft_share` is the part of the plain server's pool that this arm lacks: None for plain, and when a pool was
-    forced with --max-total-tokens (`pool_forced`).
+    forced with --max-total-tokens (`pool_forced`). `env` holds what the scenario set, not the machine's variables.
     """
 
     arm: str
@@ -133,11 +133,17 @@ def _condition(
         draft_tokens=f.draft_tokens,
         ready_after_s=last.ready_after_s,
         argv=last.argv,
-        env=last.env,
+        env=_own_env(scenario, arm, last.env),
         cards=_cards([e.cards for e in sheet if e.cards]),
         mismatches=sorted({x for each in facts for x in each.mismatches}),
         differs=_differs(facts),
     )
+
+
+def _own_env(scenario: Scenario, arm: str, started_with: Mapping[str, str]) -> dict[str, str]:
+    """Of the server's environment what the scenario set for it: the rest is the machine's."""
+    own = {**scenario.server.env, **scenario.arms[arm].env}
+    return {name: value for name, value in started_with.items() if name in own}
 
 
 def _draft_share(arm: list[ServerFacts], plain: list[ServerFacts]) -> float | None:

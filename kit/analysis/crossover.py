@@ -61,11 +61,11 @@ def _worded(
     if len(none) == len(loads):
         return "none", f"at no tested load, {loads[0]} to {loads[-1]}"
     if up_to is not None and down_from is not None:
-        between = f" ({_names(undecided)} undecided)" if undecided else ""
+        between = f" (undecided at {_names(undecided)})" if undecided else ""
         return "bracket", f"up to {up_to}, no more from {down_from} on{between}"
     shown = f"; a gain is shown up to {up_to}" if up_to is not None else ""
     ended = f"; none from {down_from} on" if down_from is not None else ""
-    return "cannot tell", f"cannot tell: {_names(undecided)} undecided{shown}{ended}"
+    return "cannot tell", f"cannot tell: undecided at {_names(undecided)}{shown}{ended}"
 
 
 def _last_of_run(loads: list[int], wins: list[int]) -> int | None:

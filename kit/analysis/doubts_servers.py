@@ -7,6 +7,7 @@ from kit.analysis import gpu, metrics
 from kit.analysis.doubt import Case, Check, Doubt, Severity, loads
 from kit.analysis.ratios import CLASSES
 from kit.analysis.sheet import Entry
+from kit.analysis.words import users_text
 from kit.measurements import LockRecord
 
 DRIFT = 0.03
@@ -56,7 +57,8 @@ def beyond_cap(case: Case) -> Iterable[Doubt]:
             how = "set by the server when speculation was turned on" if c.cap_warning else f"{c.cap} value"
             yield Doubt(
                 tag="beyond-cap", subject=c.arm,
-                text=f"the sweep goes to {most} users, and {c.max_running_requests} requests run at a time ({how})",
+                text=f"the sweep goes to {users_text(most)}, and {c.max_running_requests} requests run at a time "
+                f"({how})",
                 number=float(most), limit=float(c.max_running_requests), severity="note",
                 advice="Beyond the cap, first tokens wait for a slot: set --max-running-requests yourself.",
             )  # fmt: skip

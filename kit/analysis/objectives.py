@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kit.analysis.table import Row
-from kit.analysis.words import users
+from kit.analysis.words import users_text
 from kit.scenario import Slo
 
 
@@ -53,7 +53,7 @@ def _objective(dataset: str, arm: str, rows: list[Row], slo: Slo) -> Objective:
         if not load.within:
             break
         highest = row, load
-    text = f"within the limits up to {users(highest[1].concurrency)}" if highest else "at no tested load within"
+    text = f"within the limits up to {users_text(highest[1].concurrency)}" if highest else "at no tested load within"
     if not highest and loads[0].within is None:
         text = "cannot tell: a figure is missing at the lowest load"
     return Objective(

@@ -7,7 +7,7 @@ import msgspec
 from kit.analysis import metrics
 from kit.analysis.quantiles import Quantile, quantile
 from kit.analysis.sheet import Entry, Order
-from kit.analysis.words import users
+from kit.analysis.words import users_text
 from kit.plan import Point
 
 
@@ -46,7 +46,7 @@ def load_text(point: Point) -> str:
     """The load in words: users, or requests per second in open loop."""
     if point.rate_per_s is not None:
         return f"{point.rate_per_s:g} req/s"
-    return users(point.concurrency)
+    return users_text(point.concurrency)
 
 
 def rows(sheet: Sequence[Entry], order: Order) -> list[Row]:

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from kit.analysis.judge import MARGIN
+from kit.analysis.words import users_text
 from kit.claims.found import Found, Run, take
 from kit.scenario import Claim
 
@@ -124,7 +125,7 @@ def _reason(places: Sequence[Place], worst: Placed) -> str:
     place = next(p for p in places if p.outcome == worst)
     at = [f"on {place.found.dataset}"] if place.found.dataset else []
     if place.found.concurrency is not None:
-        at.append(f"at {place.found.concurrency} users")
+        at.append(f"at {users_text(place.found.concurrency)}")
     where = " ".join(at)
     return place.reason if place.found.note or not where else f"{place.reason} {where}"
 

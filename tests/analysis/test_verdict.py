@@ -6,7 +6,7 @@ import pytest
 from kit.analysis.summary import summarise
 from kit.measurements import Measurements
 from kit.scenario import Dataset, Slo
-from kit.verdict import ChecklistItem, Verdict, conclude
+from kit.verdict import ChecklistItem, Value, Verdict, conclude
 from tests.analysis.small import small
 from tests.analysis.test_conditions import said
 from tests.synthetic import ArmTruth, Truth, build
@@ -30,6 +30,11 @@ def verdict(m: Measurements, traffic: str = "batch", dataset: str = "own") -> Ve
 
 def item(m: Measurements, number: int) -> ChecklistItem:
     return conclude(summarise(m)).checklist[number - 1]
+
+
+def cell(found: str | Value) -> Value:
+    assert isinstance(found, Value)
+    return found
 
 
 def fades(users: int) -> float:
@@ -69,6 +74,7 @@ def test_a_later_first_token_is_a_trade_without_limits() -> None:
     found = verdict(m, "interactive")
     assert (found.says, found.up_to) == ("on", 8)
     assert any("32 users: but the P99 first token" in r for r in found.reasons)
+    assert "; at 16 and 32 users tokens come faster and the P99 first token later: set [slo]" in found.condition
 
 
 def test_an_open_tail_stands_in_the_condition() -> None:
@@ -91,6 +97,7 @@ def test_case_16_a_rehearsal_is_neither_on_nor_off(facts: dict[str, object]) -> 
     m = said(build(truth(fades)), "eagle3", **facts)
     found = conclude(summarise(m))
     assert {(v.says, v.flag) for v in found.verdicts} == {("rehearsal", None)}
+    assert all(v.condition.startswith("seen here: gain up to 8 users; no gain from 16 on (") for v in found.verdicts)
     assert found.checklist[4].state == "cannot tell"
     assert not any("--max-running-requests" in line for i in found.checklist for line in i.next)
 
@@ -119,10 +126,11 @@ def test_five_points_with_numbers_and_states() -> None:
 def test_point_1_compares_the_pools() -> None:
     arms = {"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.5, accept_length=2.7, draft=True, pool_tokens=9_951)}
     found = item(build(truth(1.5, arms=arms)), 1)
-    assert found.state == "act" and "59% less than plain" in found.text[0]
+    assert found.state == "act" and "9,951 tokens, 59 % less than plain" in found.text[0]
+    assert found.figures[0].headings[1:3] == ["KV pool (tokens)", "less than plain's"]
     assert "15 requests fit, and the sweep goes to 32 users" in found.text[1]
     forced = item(said(build(truth(1.5, arms=arms)), "eagle3", max_total_tokens_asked=9_951), 1)
-    assert {f.mark for f in forced.figures if f.name == "pool"} == {"", "forced"}
+    assert [cell(row[1]).mark for row in forced.figures[0].rows] == ["", "forced"]
     assert "cannot be read" in forced.text[0]
 
 
@@ -139,14 +147,18 @@ def test_point_3_wants_own_prompts_and_their_real_lengths() -> None:
     real = {"own": Dataset(source="prompts", ignore_eos=False)}
     found = item(build(truth(fades, datasets=real)), 3)
     assert (found.state, found.next) == ("done", [])
-    assert any(f.name == "accept length" and f.value == pytest.approx(2.65, abs=0.05) for f in found.figures)
+    assert found.figures[0].headings == ["accept length of", "prompts", "1 user", *(f"{c} users" for c in LOADS[1:])]
+    assert found.figures[0].rows[0][:2] == ["eagle3", "own"]
+    assert all(cell(x).number == pytest.approx(2.65, abs=0.05) for x in found.figures[0].rows[0][2:])
 
 
 def test_point_4_sets_p99_beside_the_median() -> None:
     found = item(build(truth(fades)), 4)
-    names = [f.name for f in found.figures]
-    assert names[:2] == ["TTFT p50", "TTFT p99"]
-    assert {f.mark for f in found.figures if f.name == "TTFT p99"} == {"indicative"}
+    headings, rows = found.figures[0].headings, found.figures[0].rows
+    assert headings[3:7] == ["TTFT p50 (ms)", "TTFT p99 (ms)", "Longest gap p50 (ms)", "Longest gap p99 (ms)"]
+    assert [row[:3] for row in rows[:2]] == [["own", "1 user", "plain"], ["own", "1 user", "eagle3"]]
+    assert len(rows) == 2 * len(LOADS)
+    assert {(cell(row[3]).mark, cell(row[4]).mark) for row in rows} == {("", "indicative")}
     assert found.state == "act"
 
 
@@ -174,5 +186,6 @@ def test_an_undecided_point_says_how_to_go_on() -> None:
 def test_figures_carry_no_number_that_was_not_measured() -> None:
     m = build(truth(fades))
     silent = msgspec.structs.replace(m, servers=[])
-    assert all(f.value is not None for f in item(silent, 4).figures)
+    assert all(cell(x).number is not None for row in item(silent, 4).figures[0].rows for x in row[3:])
     assert item(silent, 1).figures == []
+    assert conclude(summarise(silent)).in_short == []
