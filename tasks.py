@@ -217,8 +217,8 @@ def run(
     allow_unpinned: bool = False,
 ) -> None:
     """Measure a scenario and write its report; the same command again goes on where it stopped."""
+    from kit import report, setup  # the report too: what is broken there must show before the measuring
     from kit import run as running
-    from kit import setup
     from kit.progress import Terminal
 
     if until_decided and search:
