@@ -1,7 +1,6 @@
 """Doubts about trials: what requests, client and log say of them. One rule or check each; numbers and limits inside."""
 
 from collections.abc import Iterable
-from statistics import fmean
 
 from kit.analysis import metrics, trust
 from kit.analysis.doubt import Case, Check, Doubt, Rule, apply, loads
@@ -267,32 +266,6 @@ def other_prompts(case: Case) -> Iterable[Doubt]:
             )  # fmt: skip
 
 
-def accept_counters(case: Case) -> Iterable[Doubt]:
-    """Speculative arms without counters, and the server's own accept length when it says something else."""
-    for condition in (c for c in case.conditions if c.algorithm):
-        own = [e for e in case.sheet if e.arm == condition.arm]
-        if own and not any("accept_length" in e.values for e in own):
-            yield Doubt(
-                tag="no-accept-length", subject=condition.arm, text="the server reports no verify steps per request",
-                number=None, limit=None, severity="note",
-                advice="Its accept length is not available, which is not an accept length of 1.",
-            )  # fmt: skip
-        pairs = [
-            (e.values["accept_length"], e.values["accept_length_server"])
-            for e in own
-            if "accept_length" in e.values and "accept_length_server" in e.values
-        ]
-        off = fmean(s for _, s in pairs) / fmean(a for a, _ in pairs) - 1 if pairs else 0.0
-        if abs(off) > COUNTS_OFF:
-            yield Doubt(
-                tag="accept-length-differs", subject=condition.arm,
-                text=f"avg_spec_accept_length is {100 * off:+.0f} % off what the requests' own counters give",
-                number=abs(off), limit=COUNTS_OFF, severity="note",
-                advice="Trust the requests' counters: the server's misses the tail of short runs, counts drafts past "
-                "the end of answers, and may be another rank's.",
-            )  # fmt: skip
-
-
 def no_warmup(case: Case) -> Iterable[Doubt]:
     """A sweep that measures the opening wave."""
     if case.scenario.sweep.warmup_per_user == 0:
@@ -310,5 +283,5 @@ def by_rules(case: Case) -> Iterable[Doubt]:
 
 CHECKS: tuple[Check, ...] = (
     void_trials, incomplete_trials, other_prompts, dirty_flush, by_rules, client_lag, few_samples,
-    accept_counters, no_warmup,
+    no_warmup,
 )  # fmt: skip

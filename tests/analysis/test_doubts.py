@@ -124,6 +124,48 @@ def test_case_47_realised_lengths_off_what_was_asked(fields: dict[str, int]) -> 
     assert len(doubts(short, tag)) == 2
 
 
+NGRAM = {"plain": ArmTruth(), "ngram": ArmTruth(accept_length=3.0, algorithm="NGRAM")}
+
+
+def poorer(m: Measurements, steps: int, when: Callable[[TrialData], bool]) -> Measurements:
+    """The NGRAM arm's requests with further verify steps in some trials."""
+
+    def change(r: RequestRecord) -> RequestRecord:
+        spec = msgspec.structs.replace(r.spec, verify_steps=(r.spec.verify_steps or 0) + steps) if r.spec else None
+        return msgspec.structs.replace(r, spec=spec)
+
+    return edited(m, lambda t: with_requests(t, change) if when(t) else t)
+
+
+def test_case_34_ngram_state_that_leaks_into_later_trials() -> None:
+    m = build(small(arms=NGRAM))
+    assert doubts(m, "drafts-moved") == []
+    found = doubts(poorer(m, 7, lambda t: t.record.concurrency == 32), "drafts-moved")
+    assert [(d.subject, d.severity) for d in found] == [("ngram on own", "warning")]
+    assert (
+        found[0].number == pytest.approx(1 - 13 / 20)
+        and "first (at 1 user) and 1.95 later (at 32 users)" in found[0].text
+    )
+
+
+def test_case_34_the_same_order_repeated_twice_is_compared() -> None:
+    m = build(small(arms=NGRAM, blocks=2))
+    assert doubts(m, "drafts-moved") == []
+    found = doubts(poorer(m, 7, lambda t: t.record.leg.startswith("b2-")), "drafts-moved")
+    assert len(found) == 1 and "again at" in found[0].text
+
+
+def test_case_34_answers_that_differ_or_drafts_that_were_forced_are_not_compared() -> None:
+    other = build(small(arms=NGRAM))
+    changed = edited(
+        poorer(other, 7, lambda t: t.record.concurrency == 32),
+        lambda t: with_requests(t, lambda r: msgspec.structs.replace(r, output_sha256=f"{t.record.trial} {r.index}")),
+    )
+    assert doubts(changed, "drafts-moved") == []
+    forced = said(poorer(other, 7, lambda t: t.record.concurrency == 32), "ngram", forced_accept_length=3.0)
+    assert doubts(forced, "drafts-moved") == []
+
+
 def test_case_46_a_range_ratio_asks_for_other_means() -> None:
     data = {"random": Dataset(source="random", input_len=1200, output_len=80, range_ratio=0.0)}
     assert doubts(build(small(datasets=data)), "prompt-length") == []
