@@ -10,6 +10,8 @@ import pytest
 
 from kit.rehearsal import CpuServer
 
+pytestmark = pytest.mark.server
+
 CHECKS = Path(__file__).with_name("kernel_checks.py")
 NAMES = [
     node.name
