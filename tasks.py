@@ -321,7 +321,12 @@ def check(c: Context) -> None:
 @task(help={"fast": "leave out the tests that need a real server or a Docker daemon"})
 @verb
 def test(c: Context, fast: bool = False) -> None:
-    """Run all tests; those that need a missing part are skipped with the reason."""
+    """Run all tests; makes the CPU server first. Those that need another missing part are skipped with the reason."""
+    if not fast:
+        from kit import setup
+        from kit.rehearsal import ensure_environment
+
+        ensure_environment(setup.cpu_folder(ROOT), _say)
     c.run(f"{sys.executable} -m pytest" + (" -m 'not server and not docker'" if fast else ""))
 
 

@@ -56,6 +56,11 @@ def state_folder(root: Path) -> Path:
     return root / ".cache" / "state"
 
 
+def cpu_folder(root: Path) -> Path:
+    """Where the kit keeps the CPU server that it makes."""
+    return root / ".cache" / "cpu-sglang"
+
+
 @contextmanager
 def published(place: str) -> Iterator[Like | None]:
     """A published run to repeat, as long as the context lasts; None when no place is named."""
@@ -162,7 +167,7 @@ def _server(scenario: Scenario, places: Folders, say: Callable[[str], None]) -> 
         return _Server(Path(sys.executable), places.models, {}, {})
     from kit.rehearsal import ensure_environment
 
-    cpu = ensure_environment(places.cache / "cpu-sglang", say)
+    cpu = ensure_environment(cpu_folder(places.root), say)
     return _Server(cpu.python, cpu.models, cpu.env, {**cpu.flags})
 
 
