@@ -92,9 +92,19 @@ def scenario_of(truth: Truth) -> scenario.Scenario:
     )  # fmt: skip
 
 
+_BUILT: dict[str, tuple[Truth, Measurements]] = {}
+
+
 def build(truth: Truth | None = None) -> Measurements:
-    """The measurements that a run of the truth would leave."""
+    """The measurements that a run of the truth would leave. Equal truths share them: change a copy (`edited`)."""
     truth = truth or Truth()
+    key = repr(truth)  # names a function by its address, which stays its own while the truth is kept
+    if key not in _BUILT:
+        _BUILT[key] = truth, _build(truth)
+    return _BUILT[key][1]
+
+
+def _build(truth: Truth) -> Measurements:
     asked, rng = scenario_of(truth), np.random.default_rng(truth.draw)
     servers: list[tuple[int, ms.ServerRecord]] = []
     trials: list[TrialData] = []

@@ -18,6 +18,7 @@ for each pair, which is the variance of a mean of squares of equally correlated 
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import exp, inf, isinf, log
 from statistics import fmean
 
@@ -92,9 +93,9 @@ def moderate(variances: Sequence[Variance | None]) -> list[Variance | None]:
 
 def _prior(known: list[Variance]) -> Variance:
     """The common variance and how many degrees of freedom it is worth."""
-    logs = [log(v.value) - float(psi(v.df / 2)) + log(v.df / 2) for v in known]
+    logs = [log(v.value) - _digamma(v.df / 2) + log(v.df / 2) for v in known]
     mean = fmean(logs)
-    beyond = _square_sum(logs, mean) / (len(logs) - 1) - fmean(_trigamma(v.df / 2) for v in known)
+    beyond = _square_sum(logs, mean) / (len(logs) - 1) - fmean(_trigamma_of(v.df / 2) for v in known)
     if beyond <= 0:
         total = sum(v.df for v in known)
         return Variance(sum(v.value * v.df for v in known) / total, inf)
@@ -111,6 +112,10 @@ def _drawn(own: Variance, prior: Variance) -> Variance:
 
 def _trigamma(x: float) -> float:
     return float(zeta(2, x))
+
+
+_digamma = lru_cache(lambda x: float(psi(x)))
+_trigamma_of = lru_cache(_trigamma)
 
 
 def _inverse_trigamma(y: float) -> float:

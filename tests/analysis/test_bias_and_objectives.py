@@ -1,9 +1,8 @@
 import msgspec
 import pytest
 
-from kit.analysis.summary import summarise
 from kit.scenario import Dataset, Slo
-from tests.analysis.small import small
+from tests.analysis.small import small, summarise
 from tests.synthetic import ArmTruth, build
 
 SETS = small(

@@ -2,10 +2,9 @@ import msgspec
 import pytest
 
 from kit.analysis.conditions import Condition
-from kit.analysis.summary import summarise
 from kit.measurements import Measurements, ServerFacts
 from kit.scenario import Dataset
-from tests.analysis.small import small
+from tests.analysis.small import small, summarise
 from tests.synthetic import ArmTruth, build
 
 ARTICLE = small(

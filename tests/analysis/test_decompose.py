@@ -1,9 +1,9 @@
 import msgspec
 import pytest
 
-from kit.analysis.summary import Summary, summarise
+from kit.analysis.summary import Summary
 from kit.measurements import SpecCounters
-from tests.analysis.small import small
+from tests.analysis.small import small, summarise
 from tests.synthetic import ArmTruth, Truth, build, edited, with_requests
 
 

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from kit.analysis.doubt import Doubt
-from kit.analysis.summary import summarise
 from kit.measurements import (
     Flush,
     GpuSample,
@@ -18,7 +17,7 @@ from kit.measurements import (
     TrialData,
 )
 from kit.scenario import Dataset, Sweep
-from tests.analysis.small import small
+from tests.analysis.small import small, summarise
 from tests.analysis.test_conditions import ARTICLE, said
 from tests.synthetic import ArmTruth, build, edited, with_record, with_requests
 
@@ -258,7 +257,7 @@ def test_case_70_throttling_and_a_lock_that_did_not_hold() -> None:
     m = build(small())
     samples = [
         GpuSample(monotonic_s=0.1 * i, index=0, sm_clock_mhz=1500, reasons=0x4, utilisation=1.0, power_w=70.0)
-        for i in range(4000)
+        for i in range(400)
     ]
     lock = LockRecord(asked="required", asked_mhz=900, set_mhz=900, state="locked")
     hot = edited(m, lambda t: msgspec.structs.replace(t, gpu=samples))

@@ -4,6 +4,9 @@ Each draw is a sweep at several loads: run noise, the luck of each server start 
 and a drift, which the rule knows nothing of. The rule sees what a run would give it: log gains and plain pairs.
 """
 
+from collections.abc import Sequence
+from statistics import fmean
+
 import numpy as np
 import pytest
 
@@ -19,47 +22,49 @@ SEEDS = 3
 
 
 class Sweep:
-    """A growing set of A B A blocks at `loads` loads, with their true log gains."""
+    """A growing set of A B A blocks: log gains by block, load and seed, and plain pairs by block and load."""
 
-    def __init__(
-        self,
-        rng: np.random.Generator,
-        loads: int,
-        gain: float | list[float],
-        run: float | list[float],
-        start: float,
-        drift: float,
-    ):
-        self.rng, self.loads, self.run, self.start, self.drift = rng, loads, run, start, drift
-        self.gain = np.broadcast_to(gain, loads)[:, None]
-        self.gains: list[list[list[float]]] = []  # block, load, seed
-        self.pairs: list[list[float]] = []  # block, load: mean log(last / first)
+    def __init__(self, gains: list[list[list[float]]], pairs: list[list[float]]):
+        self.gains, self.pairs, self.blocks, self.loads = gains, pairs, 0, len(pairs[0])
+        self.means = [[fmean(seeds) for seeds in block] for block in gains]
 
     def measure(self) -> None:
         """One further block with new seeds and new starts."""
-        first, spec, last = (self._leg(position) for position in range(3))
-        gains = spec + self.gain - (first + last) / 2
-        self.gains.append(gains.tolist())
-        self.pairs.append((last - first).mean(axis=1).tolist())
-
-    def _leg(self, position: int) -> np.ndarray:
-        server = self.rng.normal(0, self.start) + self.rng.normal(0, self.start / 2, (self.loads, 1))
-        run = np.broadcast_to(self.run, self.loads)[:, None]
-        return server + self.drift * position + self.rng.normal(0, 1, (self.loads, SEEDS)) * run
+        self.blocks += 1
 
     def judged(self, alpha: float) -> list[Judgement | None]:
         """What the kit says of all blocks so far."""
-        blocks, loads = len(self.gains), range(self.loads)
-        contrasts = [[noise.ABA * d for d in block] for block in self.pairs]
-        means = [[float(np.mean(block[load])) for block in self.gains] for load in loads]
-        contrasts += [list(c) for c in zip(*(noise.helmert(m) for m in means), strict=True)]
+        blocks, loads = self.blocks, range(self.loads)
+        contrasts = [[noise.ABA * d for d in block] for block in self.pairs[:blocks]]
+        means = (noise.helmert([block[load] for block in self.means[:blocks]]) for load in loads)
+        contrasts += [list(c) for c in zip(*means, strict=True)]
         estimates = estimate_all(
-            {load: [g for block in self.gains for g in block[load]] for load in loads},
+            {load: [g for block in self.gains[:blocks] for g in block[load]] for load in loads},
             contrasts,
             dict.fromkeys(loads, 1 / blocks),
             dict.fromkeys(loads),
         )
         return judge(list(estimates.values()), alpha)
+
+
+def sweeps(
+    draw: int,
+    draws: int,
+    loads: int,
+    gain: float | Sequence[float],
+    run: float | Sequence[float],
+    start: float,
+    drift: float,
+) -> list[Sweep]:
+    """Independent draws of a truth: the log gain and the run noise of each load, the luck of a start, and a drift."""
+    rng = np.random.default_rng(draw)
+    shape = (draws, LOOKS, 3, loads, SEEDS)  # draw, block, leg of A B A, load, seed
+    server = rng.normal(0, start, (*shape[:3], 1, 1)) + rng.normal(0, start / 2, (*shape[:4], 1))
+    legs = server + rng.normal(0, 1, shape) * np.broadcast_to(run, loads)[:, None]
+    first, spec, last = legs[:, :, 0], legs[:, :, 1] + drift, legs[:, :, 2] + 2 * drift
+    gains = spec + np.broadcast_to(gain, loads)[:, None] - (first + last) / 2
+    pairs = (last - first).mean(axis=-1)
+    return [Sweep(*of) for of in zip(gains.tolist(), pairs.tolist(), strict=True)]
 
 
 def until_decided(sweep: Sweep) -> list[str]:
@@ -80,28 +85,24 @@ def until_decided(sweep: Sweep) -> list[str]:
     ids=["run noise only", "runs, starts and drift", "the luck of starts alone", "loads of unlike noise"],
 )
 def test_without_a_true_difference_one_is_claimed_in_at_most_6_percent(
-    run: float | list[float], start: float, drift: float
+    run: float | Sequence[float], start: float, drift: float
 ) -> None:
-    rng = np.random.default_rng(20261130)
-    claimed = sum(
-        bool({"faster", "slower"} & set(until_decided(Sweep(rng, 5, 0.0, run, start, drift)))) for _ in range(DRAWS)
-    )
+    drawn = sweeps(20261130, DRAWS, 5, 0.0, run, start, drift)
+    claimed = sum(bool({"faster", "slower"} & set(until_decided(sweep))) for sweep in drawn)
     assert claimed <= 0.06 * DRAWS
 
 
 def test_a_ratio_of_1_2_is_decided_rightly_in_at_least_80_percent_with_three_seeds() -> None:
-    rng, right = np.random.default_rng(1), 0
-    for _ in range(DRAWS):
-        sweep = Sweep(rng, 7, float(np.log(1.2)), 0.03, 0.0, 0.0)
+    right = 0
+    for sweep in sweeps(1, DRAWS, 7, float(np.log(1.2)), 0.03, 0.0, 0.0):
         sweep.measure()
         right += all(j is not None and j.state == "faster" for j in sweep.judged(look_level(1, 1)))
     assert right >= 0.8 * DRAWS
 
 
 def test_a_loss_of_the_same_size_is_decided_as_often() -> None:
-    rng, right, draws = np.random.default_rng(2), 0, DRAWS // 4
-    for _ in range(draws):
-        sweep = Sweep(rng, 7, -float(np.log(1.2)), 0.03, 0.0, 0.0)
+    right, draws = 0, DRAWS // 4
+    for sweep in sweeps(2, draws, 7, -float(np.log(1.2)), 0.03, 0.0, 0.0):
         sweep.measure()
         right += all(j is not None and j.state in ("slower", "no gain") for j in sweep.judged(look_level(1, 1)))
     assert right >= 0.8 * draws
@@ -109,18 +110,18 @@ def test_a_loss_of_the_same_size_is_decided_as_often() -> None:
 
 def test_until_decided_ends_the_doubt_that_starts_leave() -> None:
     """With 1 % of luck in each start, one block decides a gain of 1.2 seldom enough; further blocks nearly always."""
-    rng, right, draws = np.random.default_rng(3), 0, DRAWS // 4
-    for _ in range(draws):
-        states = until_decided(Sweep(rng, 7, float(np.log(1.2)), 0.03, 0.01, 0.01))
+    right, draws = 0, DRAWS // 4
+    for sweep in sweeps(3, draws, 7, float(np.log(1.2)), 0.03, 0.01, 0.01):
+        states = until_decided(sweep)
         right += all(s == "faster" for s in states)
     assert right >= 0.95 * draws
 
 
 def test_no_gain_is_found_where_there_is_none() -> None:
     """A missing difference is no proof: equality needs the whole interval within the margin."""
-    rng, found, draws = np.random.default_rng(4), 0, DRAWS // 4
-    for _ in range(draws):
-        states = until_decided(Sweep(rng, 5, 0.0, 0.01, 0.0, 0.0))
+    found, draws = 0, DRAWS // 4
+    for sweep in sweeps(4, draws, 5, 0.0, 0.01, 0.0, 0.0):
+        states = until_decided(sweep)
         found += all(s in ("equal", "no gain") for s in states)
     assert found >= 0.8 * draws
 
@@ -130,9 +131,8 @@ AXIS = (1, 2, 4, 8, 16, 32, 64)
 
 def crossovers(gains: tuple[float, ...], draws: int) -> list[Crossover]:
     """What is found of seven true ratios with three seeds, 2 % run noise and one block."""
-    rng, found = np.random.default_rng(5), []
-    for _ in range(draws):
-        sweep = Sweep(rng, 7, np.log(gains).tolist(), 0.02, 0.002, 0.0)
+    found = []
+    for sweep in sweeps(5, draws, 7, np.log(gains).tolist(), 0.02, 0.002, 0.0):
         sweep.measure()
         states = {c: j.state for c, j in zip(AXIS, sweep.judged(look_level(1, 1)), strict=True) if j is not None}
         found.append(crossover(states))

@@ -8,11 +8,10 @@ import pytest
 from kit import report, tables
 from kit.analysis.in_short import in_short
 from kit.analysis.metrics import METRICS
-from kit.analysis.summary import summarise
 from kit.claims.found import Run
 from kit.measurements import Measurements
 from kit.scenario import Scenario
-from tests.analysis.small import small
+from tests.analysis.small import small, summarise
 from tests.analysis.test_conditions import said
 from tests.synthetic import ArmTruth, build
 

@@ -2,9 +2,8 @@ import msgspec
 import pytest
 
 from kit.analysis.limits import Limit, Pressure, limits
-from kit.analysis.summary import summarise
 from kit.plan import Point
-from tests.analysis.small import small
+from tests.analysis.small import small, summarise
 from tests.synthetic import ArmTruth, build
 
 

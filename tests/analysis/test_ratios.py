@@ -13,10 +13,10 @@ from kit.analysis.judge import judge
 from kit.analysis.metrics import BY_TAG, METRICS
 from kit.analysis.pairing import estimate_all
 from kit.analysis.ratios import Ratio
-from kit.analysis.summary import Summary, summarise, undecided
+from kit.analysis.summary import Summary, undecided
 from kit.measurements import ClientWatch, Measurements, TrialData
 from kit.plan import Point
-from tests.analysis.small import small
+from tests.analysis.small import small, summarise
 from tests.synthetic import ArmTruth, build, edited, with_record
 
 OUTPUT = "output_throughput_tok_s"

@@ -3,11 +3,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from kit.analysis.summary import summarise
 from kit.measurements import Measurements
 from kit.scenario import Dataset, Slo
 from kit.verdict import ChecklistItem, Value, Verdict, conclude
-from tests.analysis.small import small
+from tests.analysis.small import small, summarise
 from tests.analysis.test_conditions import said
 from tests.synthetic import ArmTruth, Truth, build
 
