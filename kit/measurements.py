@@ -267,7 +267,10 @@ class Flush(Record, frozen=True, kw_only=True):
 
 
 class TrialRecord(Record, frozen=True, kw_only=True):
-    """One trial. `void` names why its figures must not be used; `attempt` counts repeats of a void trial from 1."""
+    """One trial. `void` names why its figures must not be used; `attempt` counts repeats of a void trial from 1.
+
+    `sampling` is what was sent with every request.
+    """
 
     trial: str
     leg: str
@@ -287,6 +290,7 @@ class TrialRecord(Record, frozen=True, kw_only=True):
     avg_spec_accept_length: float | None = None
     attempt: int = 1
     void: str | None = None
+    sampling: dict[str, Any] = {}
 
 
 class ExpertRecord(Record, frozen=True, kw_only=True):

@@ -236,10 +236,10 @@ def _measure(serving: _Serving, folder: Path, trial: plan.Trial, attempt: int) -
     with gpu.Sampler(running.setup.indexes, folder / "gpu.jsonl", running.setup.client_cores) as sampler:
         if trial.warmup_requests:
             _drive(folder, endpoint, _job(running, trial, warmup=True))
-        flushed = api.flush(endpoint)
+        flushed, job = api.flush(endpoint), _job(running, trial, warmup=False)
         log_from, started_unix_s = log_path.stat().st_size, time.time()
         with _experts(serving, folder):
-            end, failed = _drive(folder, endpoint, _job(running, trial, warmup=False))
+            end, failed = _drive(folder, endpoint, job)
         info = api.server_info(endpoint)
     return TrialRecord(
         trial=trial.name,
@@ -259,6 +259,7 @@ def _measure(serving: _Serving, folder: Path, trial: plan.Trial, attempt: int) -
         log=log.counts(_read_from(log_path, log_from), bool(serving.server.facts.graphs)),
         avg_spec_accept_length=api.avg_accept_length(info),
         attempt=attempt,
+        sampling={**job.sampling, "ignore_eos": job.ignore_eos},
         void=_void(running, trial, sampler.errors, failed, end),
     )
 

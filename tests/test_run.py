@@ -19,19 +19,21 @@ from tests import pipeline
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def port() -> int:
+def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pipeline.Quiet]:
     home = tmp_path_factory.mktemp("finished")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        free = int(s.getsockname()[1])
+    free = free_port()
     quiet = pipeline.Quiet()
     return run.run(pipeline.setup(pipeline.scenario(free), home / "results", home / "state"), quiet), quiet
 
