@@ -1,20 +1,19 @@
-"""Renders a run's summary as Markdown and HTML through templates. The home of jinja2 and markdown-it.
+"""Renders a run's summary as Markdown and HTML through templates. The home of jinja2.
 
 Knows nothing of how numbers were made: what a template shows, it is given. The same records give the same bytes.
 """
 
 import datetime
-from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
-from markdown_it import MarkdownIt
 
 from kit import figures, measurements, tables, verdict
 from kit.claims import text, verify
 from kit.claims.found import Run
 from kit.claims.judge import judge
 from kit.errors import UnusableInput
+from kit.page import page
 
 
 def newest(results: Path) -> Path:
@@ -45,7 +44,8 @@ def render(run: Run, templates: Path) -> dict[str, str]:
         claims=judge(run),
         charts=charts,
     )
-    html = env.get_template("report.html.j2").render(title=run.summary.title, body=_html(markdown, charts))
+    shown = page(markdown, {chart.file: chart.svg for chart in charts})
+    html = env.get_template("report.html.j2").render(title=run.summary.title, page=shown)
     return {"report.md": markdown, "report.html": html, **{c.file: c.svg for c in charts}}
 
 
@@ -62,7 +62,9 @@ def environment(templates: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # Markdown; the HTML is made from it by a renderer that escapes raw HTML
+        autoescape=jinja2.select_autoescape(
+            enabled_extensions=("html.j2",)
+        ),  # Markdown is escaped when it becomes HTML
     )
     env.filters.update(number=tables.number, share=tables.share, interval=tables.interval, when=when)
     env.globals.update(tables=tables, claim_tables=text)
@@ -72,13 +74,3 @@ def environment(templates: Path) -> jinja2.Environment:
 def when(unix_s: float) -> str:
     """Seconds since 1970 as a date and time, UTC."""
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _html(markdown: str, charts: Sequence[figures.Chart]) -> str:
-    """The report's Markdown as HTML, each chart's SVG in the place of its link: one file that opens offline."""
-    body: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
-    for chart in charts:
-        start = body.find(f'<img src="{chart.file}"')
-        end = body.find("/>", start) + 2
-        body = body[:start] + chart.svg + body[end:] if start >= 0 else body
-    return body

@@ -32,6 +32,7 @@ READING = (
     "charts",
     "figures",
     "tables",
+    "page",
     "report",
     "publish",
 )
@@ -44,6 +45,7 @@ HOMES = {
     "uvloop": {"kit/client"},
     "rich": {"kit/progress.py"},
     "matplotlib": {"kit/charts.py"},
+    "markdown_it": {"kit/page.py"},
     "huggingface_hub": {"kit/fetch.py"},
     "tokenizers": {"kit/workload/tokens.py", "kit/rehearsal"},
 }
