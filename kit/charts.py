@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import pairwise
 from textwrap import wrap
 from typing import Any, Literal, TypeAlias
 
@@ -135,7 +136,7 @@ def over_load(
 def tail(words: Words, gaps_ms: Sequence[tuple[str, int, Sequence[float]]]) -> str:
     """How often a gap is longer than x, both axes logarithmic: `(name, arm, gaps in ms)` of each arm."""
     with mpl.rc_context(STYLE):
-        figure, axes = _sheet(words, 3.9, left=0.155)
+        figure, axes = _sheet(words, 3.9, left=0.155, above_in=0.22)
         axes.set_xscale("log")
         axes.set_yscale("log")
         ends = []
@@ -175,7 +176,7 @@ def over_time(
 ) -> str:
     """The card's SM clock and power over the run, above each other; spans say which arm's server ran."""
     with mpl.rc_context(STYLE):
-        figure, clock = _sheet(words, 4.3, rows=2)
+        figure, clock = _sheet(words, 4.3, rows=2, above_in=0.16)
         power = figure.axes[1]
         _draw_series(
             clock, [(s.at_s, s.clock_mhz) for s in samples], "#0072b2", "SM clock (MHz)", lock_mhz, "locked at"
@@ -193,11 +194,17 @@ def over_time(
 # ---- the sheet ------------------------------------------------------------------------------------------------------
 
 
-def _sheet(words: Words, height_in: float, left: float = 0.09, rows: int = 1) -> tuple[Figure, Axes]:
-    """A figure with its words at the top and axes below; inches of the axes are the same however long the words."""
-    title = _balanced(words.finding, 74)
-    below = [*wrap(words.plotted, 104), *wrap(words.warning, 100)]
-    head_in = 0.14 + 0.21 * len(title) + 0.165 * len(below) + 0.12
+def _sheet(
+    words: Words, height_in: float, left: float = 0.09, rows: int = 1, above_in: float = 0.0
+) -> tuple[Figure, Axes]:
+    """A figure with its words at the top and axes below; inches of the axes are the same however long the words.
+
+    `above_in` keeps room between the words and the axes, for what is written there.
+    """
+    title = [line for part in words.finding.split("; ") for line in _balanced(part, 74)]
+    plotted, warning = wrap(words.plotted, 114), _balanced(words.warning, 114)
+    below = [*plotted, *warning]
+    head_in = 0.14 + 0.21 * len(title) + 0.165 * len(below) + 0.12 + above_in
     total = head_in + height_in
     figure = Figure(figsize=(WIDTH_IN, total))
     FigureCanvasSVG(figure)
@@ -206,10 +213,10 @@ def _sheet(words: Words, height_in: float, left: float = 0.09, rows: int = 1) ->
         figure.text(0.015, y, text, size=11, weight="bold", color=INK, va="top")
         y -= 0.21 / total
     for number, text in enumerate(below):
-        warns = number >= len(wrap(words.plotted, 104))
+        warns = number >= len(plotted)
         figure.text(
             0.015, y - 0.02 / total, text, size=8.5, va="top",
-            color="#a3420a" if warns else SOFT, weight="bold" if warns else "normal",
+            color="#a3420a" if warns else SOFT,
         )  # fmt: skip
         y -= 0.165 / total
     axes = figure.subplots(
@@ -228,7 +235,7 @@ def _balanced(text: str, width: int) -> list[str]:
 
 def _room(labels: Iterable[str], axes_in: float = 6.4) -> float:
     """The share of the axes' width that the longest label takes at its right end."""
-    return min(0.25 + 0.077 * max((len(label) for label in labels), default=0), 0.6 * axes_in) / axes_in
+    return min(0.35 + 0.077 * max((len(label) for label in labels), default=0), 0.6 * axes_in) / axes_in
 
 
 def _svg(figure: Figure, words: Words) -> str:
@@ -333,14 +340,17 @@ def _draw_line(axes: Axes, line: Line) -> None:
 
 
 def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
-    """Names stand at the lines' ends instead of in a legend, pushed apart where they would touch."""
+    """Names stand at the lines' ends instead of in a legend, pushed apart where they would touch; a hair leads back."""
     drawn = [line for line in lines if line.points]
     heights = _apart([_height(axes, line.points[-1].value) for line in drawn], 0.052)
+    low, high = axes.get_xlim()
+    step = (high / low) ** 0.035
     for line, height in zip(drawn, heights, strict=True):
         axes.annotate(
             line.name, xy=(line.points[-1].load, line.points[-1].value), xycoords="data",
-            xytext=(line.points[-1].load * 1.1, height), textcoords=axes.get_xaxis_transform(),
+            xytext=(line.points[-1].load * step, height), textcoords=axes.get_xaxis_transform(),
             color=_colour(line.arm), size=8.5, va="center", weight="normal" if line.light else "bold",
+            arrowprops={"arrowstyle": "-", "color": _colour(line.arm), "lw": 0.5, "shrinkA": 1, "shrinkB": 5},
         )  # fmt: skip
 
 
@@ -439,19 +449,34 @@ def _draw_series(
     mark: float | None,
     mark_name: str,
 ) -> None:
-    low, high = _envelope([(t, v) for t, v in series if v is not None])
-    axes.fill_between([t for t, _ in low], [v for _, v in low], [v for _, v in high], color=colour, alpha=0.85, lw=0.9)
+    known = [(t, v) for t, v in series if v is not None]
+    for part in _stretches(known):
+        low, high = _envelope(part, max(400 * len(part) // len(known), 2))
+        times = [t for t, _ in low]
+        axes.fill_between(times, [v for _, v in low], [v for _, v in high], color=colour, alpha=0.85, lw=0.9)
     if mark is not None:
         axes.axhline(mark, color=INK, lw=0.9, ls=(0, (4, 2)))
         axes.annotate(
             f"{mark_name} {mark:,.0f}", xy=(1, mark), xycoords=axes.get_yaxis_transform(), xytext=(-2, 3),
             textcoords="offset points", ha="right", size=8, color=INK,
         )  # fmt: skip
-    axes.set_ylim(0, max([*(v for _, v in high), mark or 0, 1]) * 1.18)
+    axes.set_ylim(0, max([*(v for _, v in known), mark or 0, 1]) * 1.18)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
     axes.grid(axis="y", color=FAINT, lw=0.6)
     axes.set_axisbelow(True)
     axes.set_ylabel(unit)
+
+
+def _stretches(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """The points, parted where nothing was sampled for long: nothing is drawn there."""
+    steps = sorted(b[0] - a[0] for a, b in pairwise(points))
+    longest = 20 * steps[len(steps) // 2] if steps else 0.0
+    parts = [[p] for p in points[:1]]
+    for before, point in pairwise(points):
+        if point[0] - before[0] > longest:
+            parts.append([])
+        parts[-1].append(point)
+    return parts
 
 
 def _envelope(

@@ -11,9 +11,11 @@ import msgspec
 from kit import charts
 from kit.analysis import gpu
 from kit.analysis.conditions import Condition, Fit
+from kit.analysis.crossover import State
 from kit.analysis.metrics import gaps_s, succeeded
 from kit.analysis.summary import ArmCrossover, Summary
 from kit.analysis.table import Cell, Row
+from kit.analysis.words import listed_users, users_text
 from kit.charts import Bracket, Line, Words
 from kit.measurements import GpuSample, Measurements, SittingRecord, TrialData
 
@@ -23,6 +25,12 @@ GAINS = {
     TPOT: "a shorter time per token",
     TTFT: "an earlier P99 first token",
     GAP: "a shorter longest silence (P99)",
+}
+LOSSES = {
+    OUTPUT: "less output",
+    TPOT: "a longer time per token",
+    TTFT: "a later P99 first token",
+    GAP: "a longer longest silence (P99)",
 }
 WHISKERS = "bars: range of the trials, or a quantile's 95 % interval"
 
@@ -134,25 +142,46 @@ def _finding(summary: Summary, dataset: str, metric: str) -> str:
     found = _crossovers(summary, dataset, metric)
     if not found:
         return "No arm to compare with: values only"
-    return "; ".join(_said(c, GAINS[metric]) for c in found)
+    arms: dict[str, list[str]] = {}
+    for c in found:
+        arms.setdefault(_said(summary, c), []).append(c.arm)
+    return "; ".join(_sentence(own, said) for said, own in arms.items())
 
 
-def _said(c: ArmCrossover, gain: str) -> str:
-    found = c.found
+def _sentence(arms: Sequence[str], said: str) -> str:
+    """`eagle3 has more output at ...`; `eagle3 and ngram have ...` where the same is true of both."""
+    *others, last = arms
+    return f"{', '.join(others)} and {last} have {said}" if others else f"{last} has {said}"
+
+
+def _said(summary: Summary, c: ArmCrossover) -> str:
+    """What follows `eagle3 has`."""
+    found, gain = c.found, GAINS[c.metric]
     if found.kind == "bracket":
-        return f"{c.arm} has {gain} up to {_users(found.wins_up_to)} and not from {found.no_win_from} on"
+        return f"{gain} up to {users_text(found.wins_up_to)} and not from {found.no_win_from} on"
     if found.kind == "always":
-        return f"{c.arm} has {gain} at every tested load, up to {_users(found.wins_up_to)}"
+        return f"{gain} at every tested load, up to {users_text(found.wins_up_to)}"
     if found.kind == "none":
-        return f"{c.arm} has {gain} at no tested load"
-    if found.kind == "not monotone":
-        return f"{c.arm}: {gain} comes and goes with the load"
-    shown = f" (shown up to {_users(found.wins_up_to)})" if found.wins_up_to else ""
-    return f"{c.arm}: cannot tell where {gain} ends{shown}"
+        return f"{gain} at no tested load"
+    return _load_by_load(summary, c)
 
 
-def _users(count: int | None) -> str:
-    return f"{count} user" if count == 1 else f"{count} users"
+def _load_by_load(summary: Summary, c: ArmCrossover) -> str:
+    """Where the gain has no single end: at which loads there is one, at which there is none, and what is open."""
+    loads: dict[State, list[int]] = {}
+    for r in summary.ratios:
+        if (r.dataset, r.arm, r.metric) == (c.dataset, c.arm, c.metric) and r.point.rate_per_s is None:
+            loads.setdefault(r.state, []).append(r.point.concurrency)
+    groups = {
+        GAINS[c.metric]: loads.get("faster", []),
+        LOSSES[c.metric]: loads.get("slower", []),
+        "no gain": [*loads.get("equal", []), *loads.get("no gain", [])],
+    }
+    shown = [f"{what} at {listed_users(sorted(at))}" for what, at in groups.items() if at]
+    if not shown:
+        return f"neither {GAINS[c.metric]} nor {LOSSES[c.metric]} decided at any load"
+    elsewhere = ["undecided elsewhere"] if "undecided" in loads else []
+    return ", ".join([*shown, *elsewhere])
 
 
 # ---- gaps -----------------------------------------------------------------------------------------------------------
@@ -174,7 +203,7 @@ def _gaps(summary: Summary, m: Measurements, dataset: str) -> Chart | None:
     words = _words(
         summary,
         _gap_finding(summary, dataset, load),
-        f"All gaps between chunks that carry tokens at {_users(load)}, data set {dataset}",
+        f"All gaps between chunks that carry tokens at {users_text(load)}, data set {dataset}",
     )
     return _chart(f"gaps-{dataset}", words, charts.tail(words, series))
 
@@ -199,8 +228,8 @@ def _gap_finding(summary: Summary, dataset: str, load: int) -> str:
         and GAP in row.cells
     ]
     if not said:
-        return f"Gaps between chunks at {_users(load)}"
-    return f"Longest silence of an answer at {_users(load)} (P99 over requests): {', '.join(said)}"
+        return f"Gaps between chunks at {users_text(load)}"
+    return f"Longest silence of an answer at {users_text(load)} (P99 over requests): {', '.join(said)}"
 
 
 # ---- pools ----------------------------------------------------------------------------------------------------------
@@ -222,7 +251,8 @@ def _pools(summary: Summary) -> Chart | None:
 
 def _pool_label(c: Condition) -> str:
     fit = _fit(c)
-    return f"{c.pool_tokens:,} tokens" + (f", {fit.requests:,} requests" if fit else "")
+    forced = " (forced)" if c.pool_forced else ""
+    return f"{c.pool_tokens:,} tokens{forced}" + (f", {fit.requests:,} requests" if fit else "")
 
 
 def _fit(c: Condition) -> Fit | None:
@@ -234,7 +264,7 @@ def _pool_finding(known: Sequence[Condition]) -> str:
     taken = [c for c in known if c.draft_share is not None and c.draft_share > 0.005]
     if not taken or base is None:
         if any(c.pool_forced for c in known):
-            return "The pools were set by --max-total-tokens"
+            return f"Pools set by --max-total-tokens{_fits_said(known)}"
         return "No arm has a smaller pool than the baseline"
     worst = max(taken, key=lambda c: c.draft_share or 0)
     said = f"{worst.arm} has {worst.draft_share:.0%} less pool than {base.arm}".replace("%", " %")
@@ -242,6 +272,11 @@ def _pool_finding(known: Sequence[Condition]) -> str:
     if fit and base_fit:
         said += f": {fit.requests:,} requests of {fit.mean_tokens:,.0f} tokens fit instead of {base_fit.requests:,}"
     return said
+
+
+def _fits_said(known: Sequence[Condition]) -> str:
+    said = [f"{c.arm} fits {fit.requests:,} requests" for c in known if (fit := _fit(c))]
+    return f": {', '.join(said)}" if said else ""
 
 
 # ---- the card -------------------------------------------------------------------------------------------------------

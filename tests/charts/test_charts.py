@@ -17,6 +17,7 @@ from kit.charts import (
     _balanced,
     _envelope,
     _exceedance,
+    _stretches,
     over_load,
     over_time,
     pools,
@@ -116,6 +117,14 @@ def test_no_spike_is_lost_by_thinning_time() -> None:
     assert len(low) <= 401
     assert min(v for _, v in low) == 210.0
     assert min(v for _, v in high) == 900.0
+
+
+def test_nothing_is_drawn_where_nothing_was_sampled() -> None:
+    """Between two servers the card is not sampled; a line across would say that it slowly cooled."""
+    points = [(t / 10, 900.0) for t in range(50)] + [(60 + t / 10, 900.0) for t in range(30)]
+    assert [len(part) for part in _stretches(points)] == [50, 30]
+    assert _stretches([]) == []
+    assert _stretches([(0.0, 1.0)]) == [[(0.0, 1.0)]]
 
 
 def test_labels_are_pushed_apart_and_stay_in_order() -> None:

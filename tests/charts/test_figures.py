@@ -7,6 +7,7 @@ import pytest
 from kit import figures
 from kit.analysis.summary import summarise
 from kit.measurements import GpuFacts, GpuSample, LockRecord, Measurements, TrialData
+from tests.analysis.test_conditions import said
 from tests.synthetic import ArmTruth, Truth, build, edited
 
 CROSSING = Truth(
@@ -66,6 +67,32 @@ def test_a_gain_everywhere_shades_nothing() -> None:
     chart = charts_of(build(Truth(noise=0.005)))["charts/output-own.svg"]
     assert chart.title == "eagle3 has more output at every tested load, up to 32 users"
     assert "#f0e6c8" not in chart.svg
+
+
+def test_where_a_gain_has_no_single_end_the_title_names_the_loads() -> None:
+    comes_and_goes = ArmTruth(speed=lambda c: 0.7 if c == 8 else 1.5)
+    truth = Truth(arms={"plain": ArmTruth(), "ngram": comes_and_goes}, concurrency=(1, 8, 32), noise=0.005)
+    title = charts_of(build(truth))["charts/output-own.svg"].title
+    assert title == "ngram has more output at 1 and 32 users, less output at 8 users"
+
+
+def test_what_is_true_of_several_arms_is_said_once() -> None:
+    fast = ArmTruth(speed=1.5)
+    truth = Truth(arms={"plain": ArmTruth(), "a": fast, "b": fast, "c": fast}, noise=0.005)
+    title = charts_of(build(truth))["charts/output-own.svg"].title
+    assert title == "a, b and c have more output at every tested load, up to 32 users"
+
+
+def test_a_noisy_run_claims_neither_gain_nor_loss() -> None:
+    truth = Truth(arms={"plain": ArmTruth(), "ngram": ArmTruth(speed=1.01)}, noise=0.3)
+    title = charts_of(build(truth))["charts/output-own.svg"].title
+    assert title == "ngram has neither more output nor less output decided at any load"
+
+
+def test_a_pool_that_was_set_says_so() -> None:
+    m = said(build(CROSSING), "eagle3", max_total_tokens_asked=9_951)
+    title = charts_of(m)["charts/pools.svg"].title
+    assert title == "Pools set by --max-total-tokens: plain fits 37 requests, eagle3 fits 15 requests"
 
 
 def test_the_pool_chart_says_what_the_draft_took() -> None:
