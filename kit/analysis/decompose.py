@@ -14,7 +14,7 @@ import msgspec
 from kit.analysis.conditions import Condition
 from kit.analysis.crossover import State
 from kit.analysis.limits import Pressure
-from kit.analysis.metrics import decode_span, succeeded
+from kit.analysis.metrics import chunk_tokens, decode_span, succeeded
 from kit.analysis.ratios import Ratio
 from kit.analysis.sheet import Entry, Order
 from kit.plan import Point
@@ -128,7 +128,7 @@ def _sums(sheet: Sequence[Entry]) -> dict[tuple[Point, str], _Sums]:
         for r in succeeded(entry.trial):
             span = decode_span(r)
             at.chunks += len(r.chunks)
-            at.chunk_tokens += sum(tokens for _, tokens in r.chunks)
+            at.chunk_tokens += chunk_tokens(r)
             if span is None or r.retractions:
                 continue
             at.seconds += span[0]

@@ -71,9 +71,7 @@ def _uncounted_share(_: Case, entry: Entry) -> float | None:
 def _counts_off(_: Case, entry: Entry) -> float | None:
     """The worst request's difference between tokens in chunks and tokens that the server counted."""
     off = [
-        abs(sum(n for _, n in r.chunks) / r.completion_tokens - 1)
-        for r in succeeded(entry.trial)
-        if r.completion_tokens
+        abs(metrics.chunk_tokens(r) / r.completion_tokens - 1) for r in succeeded(entry.trial) if r.completion_tokens
     ]
     return max(off, default=None)
 

@@ -6,7 +6,7 @@ failed requests take part in no metric but `failed_share`.
 """
 
 from collections.abc import Callable, Iterable
-from operator import sub
+from operator import itemgetter, sub
 from statistics import fmean
 from typing import Literal, TypeAlias
 
@@ -107,8 +107,13 @@ def _tpot_sglang(r: RequestRecord) -> Iterable[float]:
 
 def gaps_s(r: RequestRecord) -> list[float]:
     """Seconds between chunks that carried tokens: what a reader feels."""
-    times = [at for at, _ in r.chunks]
+    times = list(map(itemgetter(0), r.chunks))
     return list(map(sub, times[1:], times))
+
+
+def chunk_tokens(r: RequestRecord) -> int:
+    """The tokens that came in the request's chunks."""
+    return sum(map(itemgetter(1), r.chunks))
 
 
 def _itl_sglang(r: RequestRecord) -> Iterable[float]:
@@ -194,8 +199,9 @@ def _verified(r: RequestRecord) -> int:
 
 
 def _tokens_per_chunk(trial: TrialData) -> float | None:
-    chunks = [c for r in succeeded(trial) for c in r.chunks]
-    return sum(tokens for _, tokens in chunks) / len(chunks) if chunks else None
+    done = succeeded(trial)
+    chunks = sum(len(r.chunks) for r in done)
+    return sum(map(chunk_tokens, done)) / chunks if chunks else None
 
 
 def _mean(field: Callable[[RequestRecord], int | None]) -> PerTrial:

@@ -70,13 +70,13 @@ def _entry(trial: TrialData, lock: LockRecord) -> Entry:
 
 
 def _numbers(trial: TrialData) -> dict[str, list[float]]:
-    """What each metric gives to the pool; the metrics of one quantity share its list."""
+    """What each metric gives to the pool; the metrics of one quantity share its list, which is in order."""
     taken: dict[object, list[float]] = {}
     found = {}
     for metric in metrics.METRICS:
         quantity = (metric.trial or metric.request, metric.scale)
         if quantity not in taken:
-            taken[quantity] = metrics.values(metric, trial)
+            taken[quantity] = sorted(metrics.values(metric, trial))
         found[metric.tag] = taken[quantity]
     return found
 
