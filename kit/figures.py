@@ -32,6 +32,7 @@ LOSSES = {
     TTFT: "a later P99 first token",
     GAP: "a longer longest silence (P99)",
 }
+NAMES = {OUTPUT: "output", TPOT: "time per token", TTFT: "P99 first token", GAP: "longest silence (P99)"}
 WHISKERS = "bars: range of the trials, or a quantile's 95 % interval"
 
 
@@ -179,7 +180,7 @@ def _load_by_load(summary: Summary, c: ArmCrossover) -> str:
     }
     shown = [f"{what} at {listed_users(sorted(at))}" for what, at in groups.items() if at]
     if not shown:
-        return f"neither {GAINS[c.metric]} nor {LOSSES[c.metric]} decided at any load"
+        return f"no decided gain or loss in {NAMES[c.metric]} at any load"
     elsewhere = ["undecided elsewhere"] if "undecided" in loads else []
     return ", ".join([*shown, *elsewhere])
 

@@ -86,7 +86,7 @@ def test_what_is_true_of_several_arms_is_said_once() -> None:
 def test_a_noisy_run_claims_neither_gain_nor_loss() -> None:
     truth = Truth(arms={"plain": ArmTruth(), "ngram": ArmTruth(speed=1.01)}, noise=0.3)
     title = charts_of(build(truth))["charts/output-own.svg"].title
-    assert title == "ngram has neither more output nor less output decided at any load"
+    assert title == "ngram has no decided gain or loss in output at any load"
 
 
 def test_a_pool_that_was_set_says_so() -> None:
