@@ -5,6 +5,7 @@ from math import log
 
 from kit.analysis import gpu, metrics
 from kit.analysis.doubt import Case, Check, Doubt, Severity, loads
+from kit.analysis.judge import MOST_SEEDS
 from kit.analysis.ratios import CLASSES
 from kit.analysis.sheet import Entry
 from kit.analysis.words import users_text
@@ -111,12 +112,21 @@ def undecided(case: Case) -> Iterable[Doubt]:
 
 
 def _more_seeds(more: list[int]) -> str:
+    """How many seeds the nearest and the farthest of some undecided loads are likely to need."""
     if len(more) == 1:
-        return f"1 load is undecided; about {more[0]} more seeds are likely to settle it"
+        return f"1 load is undecided; {_seeds(more[0])} likely to settle it"
     return (
-        f"{len(more)} loads are undecided; about {min(more)} more seeds are likely to settle the nearest, "
-        f"{max(more)} the farthest"
+        f"{len(more)} loads are undecided; {_seeds(min(more))} likely to settle the nearest, "
+        f"{_about(max(more))} the farthest"
     )
+
+
+def _seeds(count: int) -> str:
+    return f"{_about(count)} more seed{' is' if count == 1 else 's are'}"
+
+
+def _about(count: int) -> str:
+    return f"{'at least' if count >= MOST_SEEDS else 'about'} {count}"
 
 
 def cards(case: Case) -> Iterable[Doubt]:

@@ -66,7 +66,7 @@ def _intraclass(groups: Sequence[Sequence[float]]) -> float:
 
 
 def _square_sum(values: Sequence[float], about: float) -> float:
-    return sum((v - about) ** 2 for v in values)
+    return sum([(v - about) ** 2 for v in values])
 
 
 def helmert(means: Sequence[float]) -> list[float]:

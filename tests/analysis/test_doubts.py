@@ -273,3 +273,5 @@ def test_case_74_undecided_points_say_how_many_more_seeds() -> None:
     truth = small(arms={"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.05, accept_length=2.0)}, noise=0.03, draw=2)
     found = doubts(build(truth), "undecided")
     assert found and all((d.number or 0) >= 1 for d in found)
+    assert all("undecided; " in d.text and " likely to settle " in d.text for d in found)
+    assert not any("metric" in d.subject or "_ms" in d.subject or "tok_s" in d.subject for d in found)
