@@ -1,5 +1,6 @@
 """A summary's tables as Markdown. Knows how values are written, not how they were made; no metric is a special case."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
@@ -11,6 +12,7 @@ from kit.analysis.table import Row, load_text
 from kit.verdict import Conclusion, Figures, Value
 
 NOT_AVAILABLE = "n/a"
+NUMBER = re.compile(r"-?[\d,.]+( \*| %| \(forced\))?")
 FIRST_LOOK = (
     "output_throughput_tok_s",
     "ttft_p50_ms",
@@ -44,7 +46,14 @@ def interval(low: float | None, high: float | None, digits: int = 2) -> str:
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table of texts."""
     clean = [[str(value).replace("|", "\\|").replace("\n", " ") for value in row] for row in rows]
-    return tabulate(clean, headings, tablefmt="pipe", disable_numparse=True)
+    sides = ["right" if _is_number_column(column) else "left" for column in zip(*clean, strict=True)]
+    return tabulate(clean, headings, tablefmt="pipe", disable_numparse=True, colalign=sides or None)
+
+
+def _is_number_column(cells: Sequence[str]) -> bool:
+    """Whether a column holds numbers and, here and there, a missing one."""
+    known = [c for c in cells if c not in (NOT_AVAILABLE, "–")]
+    return bool(known) and all(NUMBER.fullmatch(c) for c in known)
 
 
 def conditions(summary: Summary) -> str:
