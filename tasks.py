@@ -1,6 +1,7 @@
 """The kit's verbs. Each is a few lines: the work is done in `kit/`, and heavy imports stay inside the verbs."""
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -32,9 +33,14 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
         signal.signal(signal.SIGTERM, stop)
         name = function.__name__.rstrip("_")
         try:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            sys.stdout.flush()
+            return result
         except KitError as error:
             raise Exit(f"{name}: {error}", error.exit_code) from None
+        except BrokenPipeError:  # the reader of our output left, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise Exit(code=0) from None
         except KeyboardInterrupt:
             raise Exit(f"{name}: stopped; what was measured is kept, the same command goes on", 130) from None
 
@@ -48,22 +54,45 @@ def _sets(pairs: list[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _load(name: str, sets: list[str], prompts: str = "", seeds: int = 0) -> Any:
+def _load(name: str, sets: list[str], prompts: str = "", seeds: int | None = None) -> Any:
     """The scenario with what the command line changes in it."""
     from kit import scenario
 
     if not name:
         raise UnusableInput("which scenario? --scenario NAME; `invoke list` shows them")
     changes = _sets(sets)
-    if prompts:
-        changes["datasets.own.path"] = f'"{prompts}"'
-    if seeds:
+    if seeds is not None:
+        if seeds < 1:
+            raise UnusableInput(f"--seeds {seeds}: measure at least one")
         changes["sweep.seeds"] = str(list(range(1, seeds + 1)))
-    return scenario.load(scenario.find(name, SCENARIOS), changes)
+    path = scenario.find(name, SCENARIOS)
+    if prompts:
+        if "own" not in scenario.load(path).datasets:
+            raise UnusableInput(f"--prompts: {name} has no data set called `own`; take --scenario own-prompts")
+        changes["datasets.own.path"] = f'"{prompts}"'
+    return scenario.load(path, changes)
+
+
+def _number(text: str, name: str) -> int | None:
+    """A whole number from the command line; None when it was not given."""
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise UnusableInput(f"--{name} {text}: give a whole number") from None
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _gib(text: str) -> float | None:
+    """GiB from the command line; None when they were not given."""
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise UnusableInput(f"--free-gib {text}: give a number of GiB") from None
 
 
 # ---- before a run ---------------------------------------------------------------------------------------------------
@@ -103,7 +132,7 @@ def forecast(
     scenario: str = "",
     set_: list[str] = [],  # noqa: B006 - Invoke hands in its own list
     card: str = "",
-    free_gib: float = 0.0,
+    free_gib: str = "",
     json: bool = False,
 ) -> None:
     """Say, before anything is rented or started, what pool each arm will have and what the draft costs."""
@@ -112,7 +141,7 @@ def forecast(
     from kit.forecast import text
 
     models = setup.folders(ROOT).models
-    found = forecasts.of_scenario(_load(scenario, set_), models, card or None, free_gib or None)
+    found = forecasts.of_scenario(_load(scenario, set_), models, card or None, _gib(free_gib))
     print(text.forecast_json(found) if json else text.forecast_text(found))
 
 
@@ -209,7 +238,7 @@ def run(
     set_: list[str] = [],  # noqa: B006 - Invoke hands in its own list
     engine: str = "",
     prompts: str = "",
-    seeds: int = 0,
+    seeds: str = "",
     until_decided: bool = False,
     search: bool = False,
     like: str = "",
@@ -225,10 +254,10 @@ def run(
         raise UnusableInput("--until-decided and --search: take one of them; the first adds seeds, the second loads")
     choices = setup.Choices(engine=engine, no_lock=no_lock, allow_unpinned=allow_unpinned)
     with Terminal() as terminal, setup.published(like) as origin:
-        chosen = origin.scenario if origin else _load(scenario, set_, prompts, seeds)
+        chosen = origin.scenario if origin else _load(scenario, set_, prompts, _number(seeds, "seeds"))
         ready = setup.put_together(chosen, setup.folders(ROOT), choices, terminal.say, origin)
         folder = running.run(ready, terminal, setup.strategy(until_decided, search))
-    print(report.write(folder, TEMPLATES, _report_home(folder)))
+    print(report.write(folder, TEMPLATES, _report_home(folder)))  # report.html lies beside it
 
 
 @task

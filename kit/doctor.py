@@ -1,5 +1,6 @@
 """Rows of `invoke doctor`: what is right on this machine, what is not, the way out. Does not know how it is printed."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -135,6 +136,9 @@ def _disk_rows(places: Places) -> Iterator[Check]:
         free = shutil.disk_usage(there).free
         text = f"{free / 1e9:.0f} GB free for {path.name}/"
         low = free < 1e9
+        if not os.access(there, os.W_OK):
+            yield Check(f"disk for {name}", "fail", f"{there} cannot be written", "make it writable, or run elsewhere")
+            continue
         yield Check(f"disk for {name}", "warn" if low else "ok", text, "make room" if low else "")
     shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else 0
     small = shm < SHM_BYTES
@@ -166,6 +170,8 @@ def _dataset(dataset: Dataset, datasets: Path) -> str:
         if not Path(dataset.path).is_file():
             raise UnusableInput(f"{dataset.path} is not there; give your file with --prompts")
         return f"your own: {Path(dataset.path).name}"
+    if dataset.source == "prompts":
+        raise UnusableInput("your own file is not named; give it with --set datasets.NAME.path=FILE, or run --prompts")
     seen = [f"{p.file} ({checked(p, datasets)[1][:12]})" for p in workload.source(dataset.source).PINS]
     return ", ".join(seen) or "made from seeds, needs no file"
 

@@ -2,6 +2,7 @@
 
 import difflib
 import hashlib
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 from kit.errors import UnusableInput
 
 FlagValue: TypeAlias = bool | int | float | str
+MOST_USERS = 100_000
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
@@ -194,13 +196,14 @@ def load(path: Path, sets: dict[str, str] | None = None) -> Scenario:
     except msgspec.ValidationError as error:
         raise UnusableInput(_explain(path, table, str(error))) from None
     _check(scenario, path)
+    _check_pair(scenario, path, set(sets or {}))
     return scenario
 
 
 def find(name: str, folder: Path) -> Path:
     """The file of the scenario called `name`; raises UnusableInput that lists the near ones."""
     path = folder / f"{name}.toml"
-    if path.is_file():
+    if NAME.fullmatch(name) and path.is_file():
         return path
     known = sorted(p.stem for p in folder.glob("*.toml"))
     near = difflib.get_close_matches(name, known, n=1)
@@ -270,6 +273,17 @@ def _check(scenario: Scenario, path: Path) -> None:
         raise UnusableInput(f"{_place(path)}: {key}: {fault}")
 
 
+def _check_pair(scenario: Scenario, path: Path, changed: set[str]) -> None:
+    """A draft belongs to its model: whoever changes the one has to say what becomes of the other."""
+    new_model = {"model", "model.path"} & changed
+    if new_model and any(a.draft for a in scenario.arms.values()) and not any(k.startswith("draft") for k in changed):
+        assert scenario.draft is not None
+        raise UnusableInput(
+            f"{_place(path)}: model: is changed, and {scenario.draft.path} is another model's draft; "
+            "give --set draft=… too, or copy the file and leave the arms with a draft out"
+        )
+
+
 def _faults(s: Scenario) -> list[tuple[str, str]]:
     sweep = s.sweep
     found: list[tuple[str, str]] = []
@@ -278,6 +292,8 @@ def _faults(s: Scenario) -> list[tuple[str, str]]:
         if bad:
             found.append((key, text))
 
+    fault(not s.model.path, "model.path", "is empty; name a Hugging Face id or a folder below the models folder")
+    fault(s.draft is not None and not s.draft.path, "draft.path", "is empty; name a model or leave [draft] out")
     fault(s.baseline not in s.arms, "baseline", f"no arm is called {s.baseline!r}; add [arms.{s.baseline}]")
     untold = s.record == "experts" and s.engine != "process"
     fault(untold, "record", '"experts" needs engine = "process": the server writes a file that the kit must reach')
@@ -291,7 +307,12 @@ def _faults(s: Scenario) -> list[tuple[str, str]]:
         fault(not values, f"sweep.{key}", "is empty; name at least one value")
         fault(len(set(values)) != len(values), f"sweep.{key}", f"names a value twice: {values}")
     fault(any(c < 1 for c in sweep.concurrency), "sweep.concurrency", "every value must be 1 or more")
-    fault(any(r <= 0 for r in sweep.rates), "sweep.rates", "every rate must be above 0 requests per second")
+    fault(any(c > MOST_USERS for c in sweep.concurrency), "sweep.concurrency", f"above {MOST_USERS:,} is no load")
+    fault(
+        any(not 0 < r < math.inf for r in sweep.rates),
+        "sweep.rates",
+        "every rate must be a number above 0 requests per second",
+    )
     fault(any(x < 0 for x in sweep.seeds), "sweep.seeds", "seeds are 0 or more")
     for key in ("requests_per_user", "min_requests", "warmup_output_len", "seeds_per_block"):
         value = getattr(sweep, key)

@@ -57,6 +57,9 @@ def test_a_good_file_loads_with_its_stem_as_name(tmp_path: Path) -> None:
         (("[sweep]", '[gpu]\nlock = "required"\n[sweep]'), ["gpu.lock_mhz", "is missing"]),
         (("[sweep]", "[server]\nport = 0\n[sweep]"), ["server.port", "1 to 65535"]),
         (('[model]\npath = "m"', ""), ["model"]),
+        (('path = "m"', 'path = ""'), ["model.path", "is empty"]),
+        (("seeds = [1]", "seeds = [1]\nrates = [nan]"), ["sweep.rates", "above 0"]),
+        (("concurrency = [1]", "concurrency = [99999999]"), ["sweep.concurrency", "no load"]),
     ],
 )
 def test_a_fault_is_one_line_that_names_file_and_key(tmp_path: Path, change: tuple[str, str], words: list[str]) -> None:
@@ -92,3 +95,10 @@ def test_the_fingerprint_follows_what_is_asked_for(tmp_path: Path) -> None:
     one = scenario.fingerprint(load(tmp_path))
     assert one == scenario.fingerprint(load(tmp_path))
     assert one != scenario.fingerprint(load(tmp_path, sets={"sweep.seeds": "[2]"}))
+
+
+def test_a_new_model_wants_a_word_on_its_draft(tmp_path: Path) -> None:
+    text = GOOD.replace("draft = false", "draft = true") + '\n[draft]\npath = "d"\n'
+    with pytest.raises(UnusableInput, match="another model's draft"):
+        load(tmp_path, text, sets={"model": "other"})
+    assert load(tmp_path, text, sets={"model": "other", "draft": "mate"}).draft == scenario.Model(path="mate")

@@ -66,6 +66,6 @@ def test_the_article_sweep_leaves_the_cap_to_the_server() -> None:
 
 
 def test_what_the_command_line_changes_is_recorded() -> None:
-    changed = scenario.load(FOLDER / "l4-eagle3.toml", {"model": "org/other", "sweep.seeds": "[1]"})
-    assert changed.changed == ["model", "sweep.seeds"]
+    changed = scenario.load(FOLDER / "l4-eagle3.toml", {"model": "org/other", "draft": "mate", "sweep.seeds": "[1]"})
+    assert changed.changed == ["draft", "model", "sweep.seeds"]
     assert scenario.load(FOLDER / "l4-eagle3.toml").changed == []

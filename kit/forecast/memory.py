@@ -71,7 +71,7 @@ def memory_of(card: str | None, free_gib: float | None, expected: str = "", path
         if expected and expected in (name, *known.names):
             return _memory_of_card(name, known)
     named = f"the scenario expects {expected!r}, which kit/cards.toml lacks" if expected else "no card is named"
-    raise UnusableInput(f"forecast: {named}; give --card ({', '.join(cards)}) or --free-gib")
+    raise UnusableInput(f"{named}; give --card ({', '.join(cards)}) or --free-gib")
 
 
 def _find(name: str, cards: dict[str, Card]) -> Card:
