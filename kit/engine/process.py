@@ -21,7 +21,7 @@ import msgspec
 from kit import children
 from kit.client.job import DriveJob
 from kit.engine import Launch, Reply, supervisor
-from kit.errors import EngineLost, UnusableInput
+from kit.errors import EngineLost, RunFailed, UnusableInput
 
 HOST = "127.0.0.1"
 SERVER_GRACE_S = 15.0  # SGLang drains for about 5 s on SIGTERM
@@ -55,12 +55,18 @@ class ProcessEngine:
 
     def check(self, port: int) -> dict[str, str]:
         """Versions in the server's Python; raises UnusableInput when the port is taken or SGLang is not there."""
-        _check_port(port)
+        if fault := _port_fault(port):
+            raise UnusableInput(fault)
         return self._versions()
 
     @contextmanager
     def serve(self, launch: Launch) -> Iterator["ProcessEndpoint"]:
-        """Starts a server; leaving the context ends it and everything it started, in every case."""
+        """Starts a server; leaving the context ends it and everything it started, in every case.
+
+        Raises RunFailed when the port was taken since `check`: who holds it would be taken for the server.
+        """
+        if fault := _port_fault(launch.port):
+            raise RunFailed(fault)
         self._state.mkdir(parents=True, exist_ok=True)
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         order = _order(
@@ -250,17 +256,17 @@ def _environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key.lower() not in PROXIES}
 
 
-def _check_port(port: int) -> None:
+def _port_fault(port: int) -> str:
+    """Why no server can listen there, and the way out; empty when one can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except PermissionError:
-            raise UnusableInput(f"port {port} needs rights that you do not have; --set server.port=30000") from None
+            return f"port {port} needs rights that you do not have; --set server.port=30000"
         except OSError:
-            raise UnusableInput(
-                f"port {port} is in use by another program; end it, or choose another: --set server.port={port + 1}"
-            ) from None
+            return f"port {port} is in use by another program; end it, or choose another: --set server.port={port + 1}"
+    return ""
 
 
 def _last_line(text: str) -> str:

@@ -15,6 +15,8 @@ from kit.sglang.failure import classify
 PROBE = json.dumps({"text": "Hello", "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}).encode()
 PROBE_TIMEOUT_S = 120.0  # the first token of a new server may wait for kernels to be compiled
 POLL_S = 0.5
+# Names that SGLang itself puts in the place of the one that was asked for.
+ALSO_CALLED = {"NEXTN": ("EAGLE", "FROZEN_KV_MTP"), "EAGLE": ("FROZEN_KV_MTP",)}
 FLUSH_WAIT_S = 30
 FLUSH_TRIES = 20
 FLUSH_LIMIT_S = 120.0
@@ -40,7 +42,7 @@ def wait_until_generates(
             kind, _, lines = classify(_text(log_path))
             raise ServerFailed(
                 f"the server did not generate within {timeout_s:g} s; "
-                "if it only needs longer, give it with --set server.start_timeout_s=…",
+                f"if it only needs longer, give it with --set server.start_timeout_s=…; its log: {log_path}",
                 "timed_out" if kind == "unknown" else kind,
                 lines,
             )
@@ -56,7 +58,8 @@ def failed(endpoint: Endpoint, log_path: Path) -> ServerFailed:
     code = endpoint.exit_code()
     if kind == "unknown" and code in (137, -9):
         kind, advice = "out_of_memory", "it was killed, most likely because the machine ran out of memory"
-    return ServerFailed(f"the server ended with code {code} ({kind.replace('_', ' ')}): {advice}", kind, lines)
+    said = f"the server ended with code {code} ({kind.replace('_', ' ')}): {advice}; its log: {log_path}"
+    return ServerFailed(said, kind, lines)
 
 
 def server_info(endpoint: Endpoint) -> dict[str, Any]:
@@ -73,6 +76,37 @@ def server_info(endpoint: Endpoint) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise RunFailed(f"/server_info answered no JSON object: {_short(reply.body)}")
     return info
+
+
+def named(argv: list[str], name: str) -> list[str]:
+    """A server's arguments with a name by which it can be told from another server on its port."""
+    return [*argv, "--served-model-name", name]
+
+
+def own_info(endpoint: Endpoint, name: str, port: int, log_path: Path) -> dict[str, Any]:
+    """`server_info` of the very server that was started as `name`: it lives, and it is the one that answers.
+
+    Raises ServerFailed when it has ended, RunFailed when another one answers on its port: what was measured is not its.
+    """
+    if endpoint.exit_code() is not None:
+        raise failed(endpoint, log_path)
+    info = server_info(endpoint)
+    if info.get("served_model_name") != name:
+        raise RunFailed(
+            f"another server answers on port {port}, not the one that was started; "
+            f"end it, or choose another port: --set server.port={port + 1}"
+        )
+    return info
+
+
+def check_algorithm(asked: object, said: ServerFacts) -> None:
+    """Holds what the server says it runs against what it was asked for. Raises RunFailed when they differ."""
+    wanted, runs = (str(a).upper() if a else None for a in (asked, said.algorithm))
+    if runs != wanted and runs not in ALSO_CALLED.get(wanted or "", ()):
+        raise RunFailed(
+            f"the server runs speculative-algorithm {said.algorithm or 'none'}, asked for was {asked or 'none'}; "
+            "correct the arm's flags"
+        )
 
 
 def facts(log_text: str, info: dict[str, Any], env: dict[str, str] | None = None) -> ServerFacts:

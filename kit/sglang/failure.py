@@ -58,8 +58,15 @@ def classify(text: str) -> tuple[str, str, tuple[str, ...]]:
         lines = [line for line in text.splitlines() if re.search(pattern, line) and "server_args=" not in line]
         if lines:
             plain = [line for line in lines if not line.startswith(" ")]  # an indented one is a traceback's code
-            return kind, advice, _tail(text, (plain or lines)[-1])
+            cause = (plain or lines)[-1]
+            return kind, _quoted(cause) + advice, _tail(text, cause)
     return "unknown", "the last lines of the log tell more", _tail(text, None)
+
+
+def _quoted(cause: str) -> str:
+    """What argparse says of a flag, which names it; nothing of other causes."""
+    said = re.search(r"(?:error: )?((?:unrecognized arguments|ambiguous option|argument -|the following arg).*)", cause)
+    return f"{said[1].strip()[:LINE_LENGTH]}: " if said else ""
 
 
 def _tail(text: str, cause: str | None) -> tuple[str, ...]:

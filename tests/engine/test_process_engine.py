@@ -149,6 +149,29 @@ def test_a_flag_that_the_server_does_not_know(tmp_path: Path, port: int, mark: s
         api.wait_until_generates(endpoint, what.log, 60)
     assert raised.value.kind == "unsupported_flag"
     assert "--fake-nonsense" in " ".join(raised.value.tail)
+    assert "unrecognized arguments: --fake-nonsense" in str(raised.value)
+    assert str(raised.value).endswith(f"its log: {what.log}")
+
+
+def test_a_port_that_was_taken_since_the_check_is_refused_before_the_start(tmp_path: Path, port: int) -> None:
+    here = engine(tmp_path)
+    here.check(port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        with pytest.raises(RunFailed, match=f"port {port} is in use"), here.serve(launch(tmp_path, port, "none")):
+            pass
+    assert not list(tmp_path.glob("*.log"))
+
+
+def test_a_server_that_is_not_ours_is_told_by_its_name(tmp_path: Path, port: int, mark: str) -> None:
+    slow = launch(tmp_path, port, mark, "--served-model-name", "slow", name="slow", FAKE_START_MS="600000")
+    fast = launch(tmp_path, port, mark, "--served-model-name", "fast", name="fast")
+    with engine(tmp_path / "a").serve(slow) as ours, engine(tmp_path / "b").serve(fast) as other:
+        api.wait_until_generates(ours, slow.log, 60)  # the other one generates, and ours lives
+        assert api.own_info(other, "fast", port, fast.log)["served_model_name"] == "fast"
+        with pytest.raises(RunFailed, match=f"another server answers on port {port}"):
+            api.own_info(ours, "slow", port, slow.log)
 
 
 def test_case_54_an_open_port_is_not_readiness(tmp_path: Path, port: int, mark: str) -> None:

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from kit.client.job import DriveJob
 from kit.engine import Reply
-from kit.errors import RunFailed
+from kit.errors import RunFailed, ServerFailed
+from kit.measurements import ServerFacts
 from kit.sglang import api
 
 
@@ -40,6 +42,35 @@ def test_server_info_falls_back_to_the_older_path() -> None:
 def test_server_info_that_is_none_ends_the_run(reply: Reply) -> None:
     with pytest.raises(RunFailed, match="/server_info"):
         api.server_info(Scripted(reply))
+
+
+def test_the_info_of_another_server_ends_the_run() -> None:
+    endpoint = Scripted(Reply(200, b'{"served_model_name": "theirs"}'))
+    with pytest.raises(RunFailed, match=r"another server answers on port 30000.*server\.port=30001"):
+        api.own_info(endpoint, "ours", 30000, Path("server.log"))
+    assert api.own_info(endpoint, "theirs", 30000, Path("server.log"))
+
+
+def test_a_server_that_has_ended_is_not_asked() -> None:
+    endpoint = Scripted(Reply(200, b'{"served_model_name": "ours"}'), code=1)
+    with pytest.raises(ServerFailed, match="ended with code 1"):
+        api.own_info(endpoint, "ours", 30000, Path("nosuch.log"))
+    assert not endpoint.asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs"), [(None, None), ("EAGLE3", "EAGLE3"), ("eagle3", "EAGLE3"), ("NEXTN", "EAGLE")]
+)
+def test_an_algorithm_as_asked_or_by_its_other_name_is_right(asked: str | None, runs: str | None) -> None:
+    api.check_algorithm(asked, ServerFacts(algorithm=runs))
+
+
+@pytest.mark.parametrize(("asked", "runs"), [(None, "EAGLE3"), ("EAGLE3", None), ("EAGLE3", "NGRAM"), ("NGRAM", "x")])
+def test_another_algorithm_than_the_one_asked_for_ends_the_run(asked: str | None, runs: str | None) -> None:
+    with pytest.raises(
+        RunFailed, match=f"runs speculative-algorithm {runs or 'none'}, asked for was {asked or 'none'}"
+    ):
+        api.check_algorithm(asked, ServerFacts(algorithm=runs))
 
 
 def test_flush_needs_a_200_and_asks_again_until_it_has_one() -> None:

@@ -33,6 +33,16 @@ def test_a_message_gives_its_kind_and_a_line_of_advice(line: str, kind: str) -> 
     assert line in tail
 
 
+@pytest.mark.parametrize(
+    "said",
+    ["unrecognized arguments: --nosuchflag 3", "argument --attention-backend: invalid choice: 'x'",
+     "the following arguments are required: --model-path/--model"],
+)  # fmt: skip
+def test_the_advice_quotes_the_flag_that_was_not_taken(said: str) -> None:
+    advice = classify(f"usage: launch_server.py [-h]\nlaunch_server.py: error: {said}\n")[1]
+    assert advice.startswith(f"{said}: this SGLang does not take")
+
+
 @pytest.mark.parametrize("message", ["CUDA out of memory", "Not enough memory. Try to increase --mem-fraction-static"])
 def test_case_55_the_advice_names_the_knobs_and_the_draft(message: str) -> None:
     advice = classify(message)[1]

@@ -16,6 +16,7 @@ The truth, by environment (all times in ms; an arm's `env` table sets them):
   FAKE_START_MS             time from the start to an open port                      (default 50)
   FAKE_FAIL                 out_of_memory | pool_too_small | port_in_use | model_not_found | no_gpu | silent |
                             never_ready | exit_after_requests:N
+  FAKE_ALGORITHM            the algorithm that it says it runs         (default: the one asked for)
   FAKE_CHILDREN             starts that many idle children, one of them in a session of its own  (default 0)
 
 A request waits while the pool or the running limit is full. A speculative server (--speculative-algorithm) emits
@@ -252,6 +253,7 @@ class Server:
         args, spec = self.args, self.speculative
         return {
             "model_path": args.get("model_path"),
+            "served_model_name": args.get("served_model_name", args.get("model_path")),
             "load_format": args.get("load_format", "auto"),
             "kv_cache_dtype": "auto",
             "device": "cuda",
@@ -262,7 +264,7 @@ class Server:
             "dp_size": 1,
             "tp_size": 1,
             "random_seed": int(args.get("random_seed", 0)),
-            "speculative_algorithm": self.algorithm,
+            "speculative_algorithm": os.environ.get("FAKE_ALGORITHM", self.algorithm),
             "speculative_num_steps": 3 if spec else None,
             "speculative_num_draft_tokens": 4 if spec else None,
             "decode_log_interval": self.interval,
