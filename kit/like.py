@@ -12,9 +12,13 @@ from kit.scenario import Scenario
 
 
 class Like(msgspec.Struct, frozen=True, kw_only=True):
-    """What to repeat. `frozen` holds each workload's record and bytes; `origin` names the run it comes from."""
+    """What to repeat. `frozen` holds each workload's record and bytes; `origin` names the run it comes from.
+
+    `engine` is the one that the run really used, whatever its scenario says.
+    """
 
     scenario: Scenario
+    engine: str
     origin: str
     frozen: dict[tuple[str, int], tuple[WorkloadRecord, bytes]]
 
@@ -35,13 +39,13 @@ class Like(msgspec.Struct, frozen=True, kw_only=True):
 def like(folder: Path) -> Like:
     """Reads a run's folder, checks it whole, and gives what a second run needs. Raises UnusableInput."""
     verify.check(folder, None)
-    run = measurements.read_record(folder / "run.json", measurements.RunRecord)
+    run = measurements.read(folder).run
     try:
         scenario = msgspec.convert(run.scenario, Scenario)
     except msgspec.ValidationError as error:
         raise UnusableInput(f"{folder.name}/run.json: the recorded scenario cannot be read: {error}") from None
     frozen = {(w.dataset, w.seed): (w, _bytes(folder, w)) for w in run.workloads}
-    return Like(scenario=scenario, origin=folder.name, frozen=frozen)
+    return Like(scenario=scenario, engine=run.engine, origin=folder.name, frozen=frozen)
 
 
 def _bytes(folder: Path, record: WorkloadRecord) -> bytes:

@@ -6,11 +6,12 @@ remaining work starts again as a whole in a new sitting, so that every A B A is 
 """
 
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,7 +20,17 @@ from kit.client.job import DriveJob
 from kit.engine import Endpoint, Launch
 from kit.errors import EngineLost, RunFailed
 from kit.measurements import COMPLETE, DriveEnd, Measurements, RequestRecord, ServerRecord, TrialRecord
-from kit.run_folder import Progress, Run, Setup, freeze_all, open_run, recorded_blocks, sitting, workload_path
+from kit.run_folder import (
+    Progress,
+    Run,
+    Setup,
+    freeze_all,
+    measuring,
+    open_run,
+    recorded_blocks,
+    sitting,
+    workload_path,
+)
 from kit.scenario import Scenario
 from kit.sglang import api, experts, launch, log
 
@@ -70,8 +81,13 @@ class _Serving(msgspec.Struct, frozen=True):
     running: Run
     place: Path
     endpoint: Endpoint
+    name: str
     log_path: Path
     server: ServerRecord
+
+    def info(self) -> dict[str, Any]:
+        """What the server says of itself, once it is sure that it is ours."""
+        return api.own_info(self.endpoint, self.name, self.running.scenario.server.port, self.log_path)
 
 
 def run(setup: Setup, progress: Progress, strategy: Strategy = WHOLE) -> Path:
@@ -79,8 +95,12 @@ def run(setup: Setup, progress: Progress, strategy: Strategy = WHOLE) -> Path:
 
     Raises UnusableInput before anything is started, RunFailed (what was measured is kept) afterwards.
     """
-    facts = check(setup, progress)
-    with open_run(setup, strategy.extends) as folder:
+    with measuring(setup.lock):
+        return _run(setup, progress, strategy, check(setup, progress))
+
+
+def _run(setup: Setup, progress: Progress, strategy: Strategy, facts: dict[str, str]) -> Path:
+    with open_run(setup, strategy.extends, progress) as folder:
         blocks = recorded_blocks(folder) or strategy.first(setup.scenario)
         workloads = freeze_all(setup, folder, blocks, strategy.looks, facts, progress)
         with gpu_guard.hold_lock(setup.scenario.gpu, setup.indexes, setup.state, setup.no_lock) as lock:
@@ -135,15 +155,18 @@ def _run_leg(running: Run, here: Path, leg: plan.Leg, trials: list[plan.Trial]) 
     place = here / leg.id
     start = 1 + len(list(place.glob("server*.log")))
     what = _launch(running, leg, place / f"server{_suffix(start)}.log")
+    name = f"{leg.id}-{secrets.token_hex(6)}"  # two runs at once must not take each other's server for their own
+    started = msgspec.structs.replace(what, argv=api.named(what.argv, name))
     running.progress.say(f"{leg.id}: starting the server")
     began_unix_s = time.time()
     try:
-        with running.setup.engine.serve(what) as endpoint:
+        with running.setup.engine.serve(started) as endpoint:
             ready_after_s = api.wait_until_generates(endpoint, what.log, running.scenario.server.start_timeout_s)
-            record = _record_server(running, leg, what, start, ready_after_s, began_unix_s, endpoint)
+            info = api.own_info(endpoint, name, running.scenario.server.port, what.log)
+            record = _record_server(running, leg, what, start, ready_after_s, began_unix_s, info)
             running.progress.say(f"{leg.id}: {_pool_line(record)} (ready after {ready_after_s:.0f} s)")
             running.progress.started(time.time() - began_unix_s)
-            serving = _Serving(running, place, endpoint, what.log, record)
+            serving = _Serving(running, place, endpoint, name, what.log, record)
             for trial in trials:
                 _run_trial(serving, trial)
     finally:
@@ -176,11 +199,13 @@ def _record_server(
     start: int,
     ready_after_s: float,
     began_unix_s: float,
-    endpoint: Endpoint,
+    info: dict[str, Any],
 ) -> ServerRecord:
-    """Reads pool and limits from log and /server_info, cross-checked, and records both."""
+    """Reads pool and limits from log and /server_info, cross-checked, and records both.
+
+    The name by which the server is known is of this start alone and stays out of the recorded arguments.
+    """
     scrub = running.setup.scrubber.scrub
-    info = api.server_info(endpoint)
     record = ServerRecord(
         leg=leg.id,
         arm=leg.arm,
@@ -195,6 +220,7 @@ def _record_server(
     measurements.write_record(place / f"server{_suffix(start)}.json", record)
     said = scrub(msgspec.json.encode(info).decode()).encode()
     measurements.write_whole(place / f"server_info{_suffix(start)}.json", msgspec.json.format(said, indent=1))
+    api.check_algorithm(launch.flags(running.scenario, leg.arm).get("speculative-algorithm"), record.facts)
     return record
 
 
@@ -240,7 +266,7 @@ def _measure(serving: _Serving, folder: Path, trial: plan.Trial, attempt: int) -
         log_from, started_unix_s = log_path.stat().st_size, time.time()
         with _experts(serving, folder):
             end, failed = _drive(folder, endpoint, job)
-        info = api.server_info(endpoint)
+        info = serving.info()
     return TrialRecord(
         trial=trial.name,
         leg=trial.leg,

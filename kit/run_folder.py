@@ -4,9 +4,10 @@ import fcntl
 import hashlib
 import os
 import platform
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -58,7 +59,10 @@ class Freeze(Protocol):
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run needs from its surroundings, put together by `kit.setup`."""
+    """Everything a run needs from its surroundings, put together by `kit.setup`.
+
+    `lock` is the file that one run on this machine holds while it measures; None: no other run is looked for.
+    """
 
     scenario: Scenario
     engine: Engine
@@ -78,6 +82,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     unpinned: bool = False
     commit: str | None = None
     like: str | None = None
+    lock: Path | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -94,19 +99,53 @@ class Run(msgspec.Struct, frozen=True):
         return self.setup.scenario
 
 
+# ---- one run at a time ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def measuring(lock: Path | None) -> Iterator[None]:
+    """Holds the machine for one run: two at once would disturb each other's figures. Raises UnusableInput."""
+    if lock is None:
+        yield
+        return
+    try:
+        file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
+    except OSError as error:
+        raise UnusableInput(f"{lock}: the lock of running measurements: {error.strerror}; remove it") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = file.read().strip() or "not yet known"
+            raise UnusableInput(
+                f"another run is measuring on this machine (pid {pid}), and both would disturb each other; "
+                "wait for it or stop it"
+            ) from None
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
 # ---- the folder -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def open_run(setup: Setup, extends: bool) -> Iterator[Path]:
+def open_run(setup: Setup, extends: bool, progress: Progress) -> Iterator[Path]:
     """The folder of the unfinished run of this very scenario, or a new one; held against a second runner.
 
-    With `extends` the newest run is gone on with although it is finished: its seal is taken off.
+    With `extends` the newest run is gone on with although it is finished: its seal is taken off. A folder in which
+    nothing came to be recorded is removed again. Raises UnusableInput when it cannot be made.
     """
     home = setup.results / setup.scenario.name
-    home.mkdir(parents=True, exist_ok=True)
-    folder = _same_run(home, fingerprint(setup.scenario), [c.name for c in setup.cards], extends) or _new_folder(home)
-    with (folder / ".lock").open("w") as file:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        found = _same_run(home, setup, extends)
+        folder = found or _new_folder(home)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UnusableInput(f"{error.filename or home}: no place for results: {error.strerror}") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,26 +153,50 @@ def open_run(setup: Setup, extends: bool) -> Iterator[Path]:
                 f"{folder.name}: another runner is at work on this run; wait for it or stop it"
             ) from None
         (folder / COMPLETE).unlink(missing_ok=True)
-        yield folder
+        progress.say(_opening(folder) if found else f"new run {folder.name}")
+        try:
+            yield folder
+        finally:
+            if not (folder / "run.json").exists():
+                shutil.rmtree(folder)
+                with suppress(OSError):  # it holds other runs
+                    home.rmdir()
 
 
-def _same_run(home: Path, wanted: str, card_names: list[str | None], extends: bool) -> Path | None:
-    """The newest run, when it is of the same scenario on the same kind of card and there is something left to do."""
-    for folder in sorted((p for p in home.iterdir() if (p / "run.json").exists()), reverse=True)[:1]:
-        record = measurements.read_record(folder / "run.json", RunRecord)
-        sittings = [measurements.read_record(p, SittingRecord) for p in folder.glob("sitting-*/sitting.json")]
-        same_cards = all([g.name for g in s.gpus] == card_names for s in sittings)
+def _opening(folder: Path) -> str:
+    measured = len(list(folder.glob(f"sitting-*/*/*/{COMPLETE}")))
+    return f"going on with run {folder.name}: {measured} trial{'s are' if measured != 1 else ' is'} measured"
+
+
+def _same_run(home: Path, setup: Setup, extends: bool) -> Path | None:
+    """The newest run of the same scenario, engine, workloads and kind of card in which something is left to do."""
+    for folder in sorted((p.parent for p in home.glob("*/run.json")), reverse=True):
         open_ = extends or not (folder / COMPLETE).exists()
-        if record.scenario_sha256 == wanted and same_cards and open_:
+        if open_ and _matches(folder, setup):
             return folder
     return None
 
 
+def _matches(folder: Path, setup: Setup) -> bool:
+    """Whether what is missing in a run can be measured with this setup; damage is no run to go on with."""
+    try:
+        record = measurements.read_record(folder / "run.json", RunRecord)
+        sittings = [measurements.read_record(p, SittingRecord) for p in folder.glob("sitting-*/sitting.json")]
+    except UnusableInput:
+        return False
+    same_cards = all([g.name for g in s.gpus] == [c.name for c in setup.cards] for s in sittings)
+    asked = (measurements.FORMAT, fingerprint(setup.scenario), setup.engine.name, setup.like)
+    return same_cards and (record.format, record.scenario_sha256, record.engine, record.like) == asked
+
+
 def _new_folder(home: Path) -> Path:
-    stamp = time.strftime("%Y-%m-%d-%H%M%S", time.gmtime())
-    folder = home / stamp
-    folder.mkdir()
-    return folder
+    while True:
+        folder = home / time.strftime("%Y-%m-%d-%H%M%S", time.gmtime())
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:  # folders are named by the second
+            time.sleep(0.1)
 
 
 def recorded_blocks(folder: Path) -> tuple[plan.Block, ...]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from kit.like import like as like_run
 from kit.measurements import GpuFacts, SelfTest, WorkloadRecord
 from kit.models import locate
 from kit.run import WHOLE, Strategy
-from kit.run_folder import Setup
+from kit.run_folder import Setup, measuring
 from kit.scenario import Dataset, FlagValue, Scenario
 from kit.scrub import Scrubber
 
@@ -54,6 +55,11 @@ class _Server(msgspec.Struct, frozen=True):
 def state_folder(root: Path) -> Path:
     """Where markers of locks and servers lie, for the next run to find."""
     return root / ".cache" / "state"
+
+
+def machine_lock() -> Path:
+    """What one run of this user holds while it measures, whatever checkout it comes from."""
+    return Path(tempfile.gettempdir()) / f"sglang-speculation-kit-{os.getuid()}.lock"
 
 
 def cpu_folder(root: Path) -> Path:
@@ -102,7 +108,7 @@ def put_together(
 ) -> Setup:
     """Everything `kit.run` needs; raises UnusableInput when something is missing.
 
-    With `like`, the workloads are those of a published run, byte for byte.
+    With `like`, the workloads are those of a published run, byte for byte, and so is the engine, unless chosen.
     """
     if choices.engine not in ("", "process", "docker"):
         raise UnusableInput(f"--engine {choices.engine}: there are process and docker")
@@ -112,12 +118,15 @@ def put_together(
     draft = locate(scenario.draft, server.models) if scenario.draft else None
     cards, note = gpu.facts()
     indexes = gpu.select(scenario.gpu, cards)
-    engine = _engine(choices.engine or scenario.engine, scenario, server, places, choices, indexes)
+    name = choices.engine or (like.engine if like else scenario.engine)
+    engine = _engine(name, scenario, server, places, choices, indexes)
+    with measuring(machine_lock()):  # the self-test would disturb a run under way, and be disturbed
+        tested = _selftest(say)
     return Setup(
         scenario=scenario,
         engine=engine,
         freeze=like.freeze if like else _Freezer(scenario, places, model),
-        selftest=_selftest(say),
+        selftest=tested,
         model_path=model,
         draft_path=draft,
         env={**server.env, **_visible(cards, indexes)},
@@ -132,6 +141,7 @@ def put_together(
         unpinned=choices.allow_unpinned,
         commit=_commit(places.root),
         like=like.origin if like else None,
+        lock=machine_lock(),
     )
 
 

@@ -1,19 +1,28 @@
 """The order of events, end to end against a fake server with true processes; resuming after every kind of end."""
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from kit import measurements, run
+from kit import measurements, plan, run
+from kit.engine import Endpoint, Launch
+from kit.engine.process import ProcessEngine
 from kit.errors import RunFailed, ServerFailed, UnusableInput
-from kit.scenario import Arm, Limits
+from kit.like import like
+from kit.run_folder import freeze_all, measuring, open_run
+from kit.scenario import Arm, Limits, Model
+from kit.setup import Choices, Folders, put_together
 from tests import pipeline
 
 ROOT = Path(__file__).parent.parent
@@ -91,7 +100,6 @@ def test_the_same_command_on_a_finished_run_starts_a_new_one(tmp_path: Path, por
         small, arms={"plain": Arm()}, sweep=msgspec.structs.replace(small.sweep, seeds=[1], concurrency=[1])
     )
     first = run.run(pipeline.setup(small, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
-    time.sleep(1)  # folders are named by the second
     second = run.run(pipeline.setup(small, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
     assert first != second
 
@@ -166,6 +174,153 @@ def test_a_changed_workload_is_refused_on_resume(tmp_path: Path, port: int) -> N
     path.write_bytes(path.read_bytes().replace(b"1000", b"1001", 1))
     with pytest.raises(UnusableInput, match="ids-s1.jsonl: changed since it was frozen"):
         run.run(pipeline.setup(broken, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+
+
+# ---- another run, another server ------------------------------------------------------------------------------------
+
+
+class Occupied(ProcessEngine):
+    """An engine on whose port another server is up before its own is."""
+
+    @contextmanager
+    def serve(self, launch: Launch) -> Iterator[Endpoint]:  # type: ignore[override]
+        argv = ["-m", "sglang.launch_server", "--port", str(launch.port), "--served-model-name", "another"]
+        other = msgspec.structs.replace(launch, argv=argv, env={}, log=launch.log.with_name("other.log"))
+        side = ProcessEngine(self._python, self._client_python, self._state / "other", self._env)
+        with super().serve(launch) as endpoint, side.serve(other):
+            yield endpoint
+
+
+def test_another_runs_server_on_the_port_is_never_measured_as_ours(tmp_path: Path, port: int) -> None:
+    wanted = pipeline.scenario(port, arms={"plain": Arm(env={"FAKE_START_MS": "600000"})})
+    ready = pipeline.setup(wanted, tmp_path / "results", tmp_path / "state")
+    engine = Occupied(
+        Path(sys.executable), Path(sys.executable), tmp_path / "state", {"PYTHONPATH": str(pipeline.FAKES)}
+    )
+    with pytest.raises(RunFailed, match=f"another server answers on port {port}"):
+        run.run(msgspec.structs.replace(ready, engine=engine), pipeline.Quiet())
+    assert not list((tmp_path / "results").rglob("server.json"))
+    assert not list((tmp_path / "results").rglob("requests.jsonl"))
+
+
+class TakesThePort(pipeline.Quiet):
+    """Takes the port when the second server is about to start."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.port, self.taken = port, socket.socket()
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if text.startswith("b1-2") and "starting" in text:
+            self.taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.taken.bind(("127.0.0.1", self.port))
+            self.taken.listen()
+
+
+def test_the_port_is_looked_at_before_every_start(tmp_path: Path, port: int) -> None:
+    quiet = TakesThePort(port)
+    with quiet.taken, pytest.raises(RunFailed, match=f"port {port} is in use"):
+        run.run(pipeline.setup(pipeline.scenario(port), tmp_path / "results", tmp_path / "state"), quiet)
+    assert len(quiet.trials) == 2
+
+
+def test_a_servers_name_is_of_one_start_and_no_recorded_argument(finished: tuple[Path, pipeline.Quiet]) -> None:
+    infos = [json.loads(p.read_text()) for p in finished[0].glob("sitting-1/*/server_info.json")]
+    assert len({info["served_model_name"] for info in infos}) == len(infos) == 3
+    assert not [s for _, s in measurements.read(finished[0]).servers if "--served-model-name" in s.argv]
+
+
+def test_a_server_that_runs_another_algorithm_ends_the_run(tmp_path: Path, port: int) -> None:
+    wanted = pipeline.scenario(port, arms={"plain": Arm(env={"FAKE_ALGORITHM": "NGRAM"})})
+    with pytest.raises(RunFailed, match="runs speculative-algorithm NGRAM, asked for was none"):
+        run.run(pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+
+
+def test_one_run_at_a_time_measures_on_a_machine(tmp_path: Path, port: int) -> None:
+    ready = pipeline.setup(pipeline.scenario(port), tmp_path / "results", tmp_path / "state")
+    with measuring(tmp_path / "lock"), pytest.raises(UnusableInput, match=rf"another run.*\(pid {os.getpid()}\)"):
+        run.run(msgspec.structs.replace(ready, lock=tmp_path / "lock"), pipeline.Quiet())
+    assert not (tmp_path / "results").exists()
+    with measuring(tmp_path / "lock"):  # it was let go
+        pass
+
+
+def test_a_lock_that_cannot_be_held_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnusableInput, match="lock"), measuring(tmp_path / "lock"):
+        pass
+
+
+# ---- the folder -----------------------------------------------------------------------------------------------------
+
+
+def begun(results: Path, **changes: object) -> tuple[Path, list[str]]:
+    """Opens a run, freezes its workloads and leaves it there; its folder and what it said first."""
+    wanted, quiet = pipeline.scenario(30000, **changes), pipeline.Quiet()
+    ready = pipeline.setup(wanted, results, results / "state")
+    with open_run(ready, False, quiet) as folder:
+        freeze_all(ready, folder, plan.blocks(wanted), 1, {}, quiet)
+    return folder, quiet.news
+
+
+def test_an_unfinished_run_is_found_behind_another_variant(tmp_path: Path) -> None:
+    first, news = begun(tmp_path)
+    assert news[0] == f"new run {first.name}"
+    other, _ = begun(tmp_path, arms={"plain": Arm()})
+    again, news = begun(tmp_path)
+    assert first == again != other
+    assert news[0] == f"going on with run {first.name}: 0 trials are measured"
+
+
+def test_a_run_of_another_engine_or_of_other_workloads_is_not_gone_on_with(tmp_path: Path) -> None:
+    first, _ = begun(tmp_path)
+    ready = pipeline.setup(pipeline.scenario(30000), tmp_path, tmp_path / "state")
+    with open_run(msgspec.structs.replace(ready, like="another"), False, pipeline.Quiet()) as folder:
+        assert folder != first
+
+
+def test_a_run_that_records_nothing_leaves_no_folder(tmp_path: Path, port: int) -> None:
+    def refuse(dataset: str, seed: int, requests: int, path: Path) -> measurements.WorkloadRecord:
+        raise UnusableInput("no such data")
+
+    ready = pipeline.setup(pipeline.scenario(port), tmp_path / "results", tmp_path / "state")
+    with pytest.raises(UnusableInput, match="no such data"):
+        run.run(msgspec.structs.replace(ready, freeze=refuse), pipeline.Quiet())
+    assert not list((tmp_path / "results").iterdir())
+
+
+@pytest.mark.parametrize("place", ["results", "results/pipeline"])
+def test_a_file_where_results_should_go_is_one_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).touch()
+    with pytest.raises(UnusableInput, match="no place for results"):
+        begun(tmp_path / "results")
+
+
+# ---- like a published run -------------------------------------------------------------------------------------------
+
+
+def test_a_run_to_repeat_brings_the_engine_that_it_used(finished: tuple[Path, pipeline.Quiet], tmp_path: Path) -> None:
+    origin = like(finished[0])
+    assert origin.engine == "process"
+    (tmp_path / "models" / "fake-model").mkdir(parents=True)
+    (tmp_path / "models" / "fake-model" / "config.json").touch()
+    wanted = pipeline.scenario(30000, model=Model(path="fake-model"), draft=None)
+    here = [tmp_path / name for name in ("results", "models", "datasets", "cache")]
+    places = Folders(root=tmp_path, results=here[0], models=here[1], datasets=here[2], cache=here[3])
+    with pytest.raises(UnusableInput, match="the docker engine needs one"):
+        put_together(wanted, places, Choices(), print, msgspec.structs.replace(origin, engine="docker"))
+
+
+def test_a_run_to_repeat_of_a_newer_format_is_refused(finished: tuple[Path, pipeline.Quiet], tmp_path: Path) -> None:
+    folder = shutil.copytree(finished[0], tmp_path / "newer")
+    (folder / "complete").unlink()
+    record = measurements.read_record(folder / "run.json", measurements.RunRecord)
+    newer = msgspec.structs.replace(record, format=measurements.FORMAT + 1)
+    measurements.write_record(folder / "run.json", newer)
+    with pytest.raises(UnusableInput, match="newer than this kit reads"):
+        like(folder)
 
 
 def wait_for(found: object, limit_s: float = 60) -> None:
