@@ -6,24 +6,36 @@ from tabulate import tabulate
 
 from kit import plan as plans
 from kit import scenario as scenarios
+from kit.analysis.words import counted
 from kit.doctor import Check
+from kit.errors import UnusableInput
 from kit.measurements import SelfTest
 from kit.scenario import Scenario
 
 
 def scenarios_table(folder: Path) -> str:
-    """One row for each scenario file: what it asks, on which card, with which arms, how many trials."""
-    rows = []
+    """One row for each scenario file: what it asks, on which card, with which arms, how many trials.
+
+    A file that cannot be used is named below the table.
+    """
+    rows, broken = [], []
     for path in sorted(folder.glob("*.toml")):
-        s = scenarios.load(path)
-        trials = sum(len(leg.trials) for block in plans.blocks(s) for leg in block.legs)
-        rows.append([s.name, s.gpu.expected or "any", " ".join(s.arms), " ".join(s.datasets), trials, s.question])
+        try:
+            rows.append(_scenario_row(scenarios.load(path)))
+        except UnusableInput as error:
+            broken.append(f"not usable: {error}")
     headings = ["scenario", "card", "arms", "data sets", "trials", "question"]
-    return tabulate(rows, headings, maxcolwidths=[None, 16, 24, 24, None, 60])
+    table = tabulate(rows, headings, maxcolwidths=[None, 16, 24, 24, None, 60])
+    return "\n".join([table, *([""] if broken else []), *broken])
+
+
+def _scenario_row(s: Scenario) -> list[object]:
+    trials = sum(len(leg.trials) for block in plans.blocks(s) for leg in block.legs)
+    return [s.name, s.gpu.expected or "any", " ".join(s.arms), " ".join(s.datasets), trials, s.question]
 
 
 def plan_table(s: Scenario) -> str:
-    """The ordered legs with their trials, and the estimated time."""
+    """The total with the estimated time, then the ordered legs with their trials."""
     blocks = plans.blocks(s)
     rows = [
         [leg.id, leg.arm, t.name, t.requests, t.warmup_requests]
@@ -35,8 +47,8 @@ def plan_table(s: Scenario) -> str:
     starts = sum(len(b.legs) for b in blocks)
     table = tabulate(rows, ["leg", "arm", "trial", "requests", "warm-up"])
     return (
-        f"{s.title}\n{s.question}\n\n{table}\n\n{len(rows)} trials on {starts} server starts; "
-        f"about {seconds / 60:.0f} min, a guess until something was measured here"
+        f"{s.title}\n{s.question}\n\n{counted(len(rows), 'trial')} on {counted(starts, 'server start')}; "
+        f"about {seconds / 60:.0f} min, a guess until something was measured here\n\n{table}"
     )
 
 
@@ -50,7 +62,9 @@ def checks_table(rows: list[Check]) -> str:
 
 def selftest_text(found: SelfTest) -> str:
     """The self-test in words."""
+    rate = f"trusted up to {found.trusted_chunks_per_s:,.0f} chunks/s here"
+    trusted = rate if found.trusted_chunks_per_s else "not trusted now: the machine is busy, or too slow"
     return (
         f"P99 error of the first token {1e3 * found.ttft_error_p99_s:.2f} ms, of a gap "
-        f"{1e3 * found.gap_error_p99_s:.2f} ms; to be trusted up to {found.trusted_chunks_per_s:,.0f} chunks/s here"
+        f"{1e3 * found.gap_error_p99_s:.2f} ms; {trusted}"
     )

@@ -1,4 +1,4 @@
-"""How shares and users are written in sentences. Knows nothing of what they are shares of."""
+"""How shares, counts and users are written in sentences. Knows nothing of what they are shares of."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,11 @@ from collections.abc import Sequence
 def percent(share: float, digits: int = 0) -> str:
     """0.587 as `59 %`."""
     return f"{100 * share:.{digits}f} %"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 trial`, `24 trials`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def users_text(count: int | None) -> str:
