@@ -69,15 +69,22 @@ def _tokens(ratios: Sequence[Ratio]) -> str | None:
 
 def _states(ratios: Sequence[Ratio]) -> str:
     """`faster at every load`, or each state with its loads."""
-    states = list(dict.fromkeys(r.state for r in ratios))
+    states = list(dict.fromkeys(_state(r) for r in ratios))
     if len(states) == 1:
         return f"{states[0]} at every load" if len(ratios) > 1 else states[0]
-    return ", ".join(f"{state} at {_loads([r.point for r in ratios if r.state == state])}" for state in states)
+    return ", ".join(f"{state} at {_loads([r.point for r in ratios if _state(r) == state])}" for state in states)
 
 
 def _output(ratios: Sequence[Ratio]) -> str | None:
-    told = [f"{r.ratio:.2f} times plain's at {load_text(r.point)} ({_interval(r)}{r.state})" for r in ratios[-HIGHEST:]]
+    told = [
+        f"{r.ratio:.2f} times plain's at {load_text(r.point)} ({_interval(r)}{_state(r)})" for r in ratios[-HIGHEST:]
+    ]
     return f"Output: {'; '.join(told)}." if told else None
+
+
+def _state(ratio: Ratio) -> str:
+    """`faster`, or `undecided: client lag 14 %` where something else than the interval speaks against the number."""
+    return f"{ratio.state}: {ratio.note}" if ratio.state == "undecided" and ratio.note else ratio.state
 
 
 def _interval(ratio: Ratio) -> str:

@@ -9,11 +9,11 @@ from kit import report, tables
 from kit.analysis.in_short import in_short
 from kit.analysis.metrics import METRICS
 from kit.claims.found import Run
-from kit.measurements import Measurements
+from kit.measurements import Measurements, TrialData
 from kit.scenario import Scenario
 from tests.analysis.small import small, summarise
 from tests.analysis.test_conditions import said
-from tests.synthetic import ArmTruth, build
+from tests.synthetic import ArmTruth, build, edited, with_record
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 ARMS = {
@@ -73,3 +73,13 @@ def test_the_report_shows_no_raw_tag_and_no_flattened_command(article: Measureme
 
 def test_a_number_is_never_minus_zero() -> None:
     assert (tables.number(-0.001), tables.number(-0.5), tables.number(-1234.567, 1)) == ("0.00", "-0.50", "-1,234.6")
+
+
+def test_a_number_that_is_undecided_for_another_reason_than_its_interval_says_which() -> None:
+    def lag(t: TrialData) -> TrialData:
+        watch = msgspec.structs.replace(t.record.watch, lag_p99_s=0.9)
+        return with_record(t, watch=watch) if t.record.concurrency == 4 else t
+
+    found = lines(edited(build(small(concurrency=(1, 4), noise=0.002)), lag))
+    assert "undecided: the client's P99 lag is" in found[0] and "at 4 users" in found[0]
+    assert "undecided: the client's P99 lag is" in found[1]
