@@ -21,7 +21,9 @@ Format history
 import gzip
 import hashlib
 import os
+import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -34,6 +36,8 @@ FORMAT = 1
 COMPLETE = "complete"
 PACKED = ".gz"
 RECORDS = (".json", ".jsonl", ".log")
+HASHED = re.compile(r"([0-9a-f]{64})  (\S.*)")
+"""A line of a marker or a manifest: the hash and the file's name."""
 R = TypeVar("R")
 
 
@@ -384,13 +388,31 @@ class TrialData(msgspec.Struct, frozen=True):
 
 
 class Measurements(msgspec.Struct, frozen=True):
-    """Everything a run's folder holds, as records; only complete trials are in `trials`."""
+    """Everything a run's folder holds, as records; only complete trials are in `trials`.
+
+    `finished`: all that was planned was measured, and the run was sealed.
+    """
 
     run: RunRecord
     sittings: list[SittingRecord]
     servers: list[tuple[int, ServerRecord]]
     trials: list[TrialData]
     incomplete: list[str]
+    finished: bool = True
+
+    @property
+    def planned(self) -> int:
+        """Trials of all blocks."""
+        return sum(len(leg["trials"]) for block in self.run.blocks for leg in block["legs"])
+
+    @property
+    def measured(self) -> int:
+        """Complete trials of the plan: of each block in the sitting that has most of it, for blocks never mix them."""
+        return sum(self._measured({leg["id"] for leg in block["legs"]}) for block in self.run.blocks)
+
+    def _measured(self, legs: set[str]) -> int:
+        found = {(t.sitting, t.record.leg, t.record.trial) for t in self.trials if t.record.leg in legs}
+        return max(Counter(sitting for sitting, *_ in found).values(), default=0)
 
 
 def read(folder: Path) -> Measurements:
@@ -401,7 +423,7 @@ def read(folder: Path) -> Measurements:
             f"{folder.name}/run.json: format {run.format} is newer than this kit reads ({FORMAT}); update the kit"
         )
     sittings, servers, trials, incomplete = [], [], [], []
-    for place in sorted(folder.glob("sitting-*"), key=lambda p: int(p.name.partition("-")[2])):
+    for place in sorted(folder.glob("sitting-*"), key=_sitting_number):
         sitting = read_record(place / "sitting.json", SittingRecord)
         sittings.append(sitting)
         servers += [(sitting.number, read_record(p, ServerRecord)) for p in sorted(place.glob("*/server*.json"))
@@ -411,7 +433,14 @@ def read(folder: Path) -> Measurements:
                 trials.append(read_trial(trial, sitting.number))
             else:
                 incomplete.append(f"{place.name}/{trial.parent.name}/{trial.name}")
-    return Measurements(run, sittings, servers, trials, incomplete)
+    return Measurements(run, sittings, servers, trials, incomplete, finished=(folder / COMPLETE).exists())
+
+
+def _sitting_number(place: Path) -> int:
+    number = place.name.partition("-")[2]
+    if not (number.isascii() and number.isdigit()):
+        raise UnusableInput(f"{place.parent.name}/{place.name}: no folder of this kit (sitting-1, ...); move it away")
+    return int(number)
 
 
 def read_trial(folder: Path, sitting: int) -> TrialData:
@@ -432,6 +461,8 @@ def read_record(path: Path, kind: type[R]) -> R:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         raise UnusableInput(f"{_name(path)}: missing; the folder is no complete run of this kit") from None
+    except OSError as error:
+        raise UnusableInput(f"{_name(path)}: cannot be read: {error.strerror}") from None
     except msgspec.MsgspecError as error:
         raise UnusableInput(f"{_name(path)}: damaged: {error}") from None
 
@@ -443,6 +474,8 @@ def read_lines(path: Path, kind: type[R]) -> Iterator[R]:
         data = content(path)
     except FileNotFoundError:
         raise UnusableInput(f"{_name(path)}: missing from a trial that is marked complete") from None
+    except OSError as error:
+        raise UnusableInput(f"{_name(path)}: cannot be read: {error.strerror}") from None
     for number, line in enumerate(data.splitlines(), 1):
         try:
             yield decoder.decode(line)
@@ -480,24 +513,44 @@ def damage(folder: Path) -> list[str]:
     """What no longer is as it was sealed, in words: files of the run and of its trials. Empty: all is whole."""
     found = []
     for marker in sorted(folder.rglob(COMPLETE)):
-        for line in marker.read_text().splitlines():
-            digest, _, name = line.partition("  ")
-            path = marker.parent / name
-            try:
-                changed = sha256(content(path)) != digest
-            except FileNotFoundError:
-                found.append(f"{path.relative_to(folder)} is missing")
-                continue
-            if changed:
-                found.append(f"{path.relative_to(folder)} was changed after it was written")
+        try:
+            sealed = hashes(marker)
+        except UnusableInput:
+            found.append(f"{marker.relative_to(folder)} holds no hashes")
+            continue
+        states = ((marker.parent / name, _changed(marker.parent / name, digest)) for name, digest in sealed.items())
+        found += [f"{path.relative_to(folder)} {state}" for path, state in states if state]
     return found + _added(folder)
+
+
+def hashes(marker: Path) -> dict[str, str]:
+    """The hashes of a marker or a manifest, by file name. Raises UnusableInput for anything else."""
+    try:
+        lines = [HASHED.fullmatch(line) for line in marker.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError):
+        lines = [None]
+    found = {line[2]: line[1] for line in lines if line and ".." not in Path(line[2]).parts and line[2][0] != "/"}
+    if len(found) < len(lines):
+        raise UnusableInput(f"{_name(marker)}: damaged: holds no hashes")
+    return found
+
+
+def _changed(path: Path, digest: str) -> str | None:
+    """What is wrong with a sealed file, in words."""
+    try:
+        return None if sha256(content(path)) == digest else "was changed after it was written"
+    except FileNotFoundError:
+        return "is missing"
+    except (OSError, UnusableInput):
+        return "cannot be read"
 
 
 def _added(folder: Path) -> list[str]:
     """Trials that lie in a finished run and were not there when it was sealed."""
-    if not (folder / COMPLETE).exists():
+    try:
+        sealed = hashes(folder / COMPLETE)
+    except UnusableInput:  # not finished, or damaged and named already
         return []
-    sealed = {line.partition("  ")[2] for line in (folder / COMPLETE).read_text().splitlines()}
     trials = sorted(p.relative_to(folder).as_posix() for p in folder.glob(f"sitting-*/*/*/{COMPLETE}"))
     return [f"{name.removesuffix('/' + COMPLETE)} was added after the run was finished" for name in trials
             if name not in sealed]  # fmt: skip

@@ -118,7 +118,7 @@ def publish(
     """
     _may_publish(run, into, archive)
     cleaner = Cleaner(this_machine() if names is None else names)
-    with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}-") as scratch:
+    with _room_beside(into) as scratch:
         folder = Path(scratch) / into.name
         folder.mkdir()
         _copy(run, folder, cleaner.clean)
@@ -138,6 +138,17 @@ def publish(
     return Published(path=path, manifest_sha256=manifest, files=files, size_bytes=size, removed=cleaner.removed)
 
 
+@contextmanager
+def _room_beside(into: Path) -> Iterator[str]:
+    """A scratch folder beside the place, so that what is made moves there whole; what cannot be written is named."""
+    try:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}-") as scratch:
+            yield scratch
+    except OSError as error:
+        raise UnusableInput(f"{into}: cannot be written: {error.strerror}; name another place with --to") from None
+
+
 def _may_publish(run: Path, into: Path, archive: bool) -> None:
     if not (run / "run.json").exists():
         raise UnusableInput(f"{run.name}: no run.json; name a run's folder below results/")
@@ -147,8 +158,7 @@ def _may_publish(run: Path, into: Path, archive: bool) -> None:
         raise UnusableInput(f"{run.name}: the run was not finished; the same `invoke run` goes on with it")
     place = into.with_name(into.name + ARCHIVE) if archive else into
     if place.exists():
-        raise UnusableInput(f"{place.name} is there already; remove it, or name another place with --into")
-    into.parent.mkdir(parents=True, exist_ok=True)
+        raise UnusableInput(f"{place.name} is there already; remove it, or name another place with --to")
 
 
 def _copy(run: Path, folder: Path, clean: Callable[[str], str]) -> None:
@@ -245,7 +255,7 @@ def opened(path: Path) -> Iterator[Path]:
     """A published run as a folder: one that is there, or an archive unpacked for as long as the context lasts.
 
     Nothing is written outside: an archive may hold plain files below one folder, and a folder may hold no links.
-    Raises UnusableInput otherwise.
+    An archive's run lies in published/, under the name that its folder has. Raises UnusableInput otherwise.
     """
     if path.is_dir():
         if links := [p for p in path.rglob("*") if p.is_symlink()]:
@@ -255,12 +265,16 @@ def opened(path: Path) -> Iterator[Path]:
     if not path.is_file():
         raise UnusableInput(f"{path}: no such run; name its folder or its {ARCHIVE}")
     with tempfile.TemporaryDirectory(prefix="published-") as scratch:
-        unpack(path, Path(scratch))
-        yield _only_run(Path(scratch), path.name)
+        unpacked, place = Path(scratch) / "unpacked", Path(scratch) / "published"
+        unpack(path, unpacked)
+        found = _only_run(unpacked, path.name)
+        place.mkdir()
+        yield found.rename(place / (found.name if found != unpacked else path.name.removesuffix(ARCHIVE)))
 
 
 def unpack(archive: Path, folder: Path) -> None:
     """Unpacks plain files below `folder` and refuses everything else before the first byte is written."""
+    folder.mkdir(exist_ok=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:
             members = _harmless(tar, archive.name)

@@ -4,11 +4,13 @@ Knows nothing of how numbers were made: what a template shows, it is given. The 
 """
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 
 from kit import figures, measurements, tables, verdict
+from kit.analysis.words import counted
 from kit.claims import text, verify
 from kit.claims.found import Run
 from kit.claims.judge import judge
@@ -25,14 +27,22 @@ def newest(results: Path) -> Path:
 
 
 def write(folder: Path, templates: Path, home: Path) -> Path:
-    """Reads a run, writes report.md, report.html and its charts into `home`, and returns the Markdown's path."""
-    for name, content in render(verify.load(folder), templates).items():
-        measurements.write_whole(home / name, content.encode())
+    """Reads a run, writes report.md, report.html and its charts into `home`, and returns the Markdown's path.
+
+    A run whose seals or manifest are broken is reported under a banner that names the files. Raises UnusableInput when
+    it cannot be read at all, and when `home` cannot be written.
+    """
+    made = render(verify.load(folder), templates, verify.damage(folder))
+    try:
+        for name, content in made.items():
+            measurements.write_whole(home / name, content.encode())
+    except OSError as error:
+        raise UnusableInput(f"{home}: the report cannot be written there: {error.strerror}") from None
     return home / "report.md"
 
 
-def render(run: Run, templates: Path) -> dict[str, str]:
-    """The report's files by name: report.md, report.html and charts/*.svg."""
+def render(run: Run, templates: Path, damage: Sequence[str] = ()) -> dict[str, str]:
+    """The report's files by name: report.md, report.html and charts/*.svg. `damage` says what is not as sealed."""
     charts = figures.draw(run.summary, run.records)
     env = environment(templates)
     markdown = env.get_template("report.md.j2").render(
@@ -43,6 +53,7 @@ def render(run: Run, templates: Path) -> dict[str, str]:
         conclusion=verdict.conclude(run.summary),
         claims=judge(run),
         charts=charts,
+        damage=damage,
     )
     shown = page(markdown, {chart.file: chart.svg for chart in charts})
     html = env.get_template("report.html.j2").render(title=run.summary.title, page=shown)
@@ -66,7 +77,7 @@ def environment(templates: Path) -> jinja2.Environment:
             enabled_extensions=("html.j2",)
         ),  # Markdown is escaped when it becomes HTML
     )
-    env.filters.update(number=tables.number, share=tables.share, interval=tables.interval, when=when)
+    env.filters.update(number=tables.number, share=tables.share, interval=tables.interval, when=when, counted=counted)
     env.globals.update(tables=tables, claim_tables=text)
     return env
 

@@ -27,6 +27,7 @@ Done: TypeAlias = Literal["done", "act", "cannot tell"]
 OWN_PROMPTS = "./inv run --scenario own-prompts --prompts my.jsonl"
 SET_LIMITS = "[slo] ttft_p99_s = ..., tpot_p50_s = ...  # your users' limits, into scenarios/{scenario}.toml"
 GO_ON = "./inv run --scenario {scenario} --until-decided"
+RESUME = "./inv run --scenario {scenario}  # with the options that it was begun with"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +98,14 @@ def conclude(summary: Summary) -> Conclusion:
     return Conclusion(
         in_short=in_short(summary),
         verdicts=verdicts,
-        checklist=[point(summary, verdicts) for point in points],
+        checklist=_typed_once([point(summary, verdicts) for point in points]),
     )
+
+
+def _typed_once(checklist: Sequence[ChecklistItem]) -> list[ChecklistItem]:
+    """What several points say to type stands at the last of them, where traffic is decided."""
+    last = {command: item.number for item in checklist for command in item.next}
+    return [msgspec.structs.replace(item, next=[x for x in item.next if last[x] == item.number]) for item in checklist]
 
 
 # ---- verdicts -------------------------------------------------------------------------------------------------------
@@ -475,7 +482,9 @@ def _worst(states: set[Done]) -> Done:
 
 
 def _more(summary: Summary, states: set[Done]) -> list[str]:
-    """What to type when something cannot be told: real figures first, then more seeds."""
+    """What to type when something cannot be told: the rest of the run first, then real figures, then more seeds."""
     if "cannot tell" not in states and states:
         return []
+    if not summary.finished:
+        return [RESUME.format(scenario=summary.scenario)]
     return [OWN_PROMPTS] if summary.rehearsal else [GO_ON.format(scenario=summary.scenario)]

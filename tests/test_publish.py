@@ -117,6 +117,7 @@ def test_an_archive_opens_and_verifies(tmp_path: Path) -> None:
     with publish.opened(done.path) as folder:
         assert verify(folder, expect=done.manifest_sha256).exit_code == 0
         kept = folder
+        assert (folder.parent.name, folder.name) == ("published", "x")
     assert not kept.exists()
     with publish.opened(tmp_path / "run-1") as folder:
         assert folder == tmp_path / "run-1"
@@ -143,10 +144,19 @@ def test_a_run_without_manifest_cannot_be_expected(tmp_path: Path) -> None:
         verify(make_run(tmp_path), expect="0" * 64)
 
 
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, archive: bool) -> None:
+    run = make_run(tmp_path)
+    (tmp_path / "file").write_text("x")
+    for place in (Path("/proc/x/y"), tmp_path / "file" / "y"):
+        with pytest.raises(UnusableInput, match=f"^{place}: cannot be written: .*; name another place with --to$"):
+            publish.publish(run, place, archive, names=NAMES)
+
+
 def test_a_damaged_an_unfinished_and_a_taken_place_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (tmp_path / "taken").mkdir()
-    with pytest.raises(UnusableInput, match="taken is there already"):
+    with pytest.raises(UnusableInput, match="taken is there already; .*--to$"):
         publish.publish(run, tmp_path / "taken")
     (run / "complete").rename(tmp_path / "aside")
     with pytest.raises(UnusableInput, match="was not finished"):
@@ -202,6 +212,15 @@ def test_nothing_is_written_outside_an_archives_own_folder(
     with pytest.raises(UnusableInput, match=r"bad.tar.gz: .*nothing was unpacked"):
         publish.unpack(bad, into)
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["bad.tar.gz", "into"]
+
+
+def test_an_archive_without_a_folder_of_its_own_is_called_as_its_file(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    with tarfile.open(tmp_path / "handed-on.tar.gz", "w:gz") as tar:
+        tar.add(run, arcname=".")
+    with publish.opened(tmp_path / "handed-on.tar.gz") as folder:
+        assert (folder.parent.name, folder.name) == ("published", "handed-on")
+        assert verify(folder).exit_code == 0
 
 
 def test_a_cut_archive_and_one_without_a_run_are_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from kit.analysis.gpu import GpuSummary
 from kit.analysis.metrics import succeeded
 from kit.analysis.sheet import Entry
-from kit.measurements import Measurements, ServerFacts, ServerRecord
+from kit.measurements import Load, Measurements, ServerFacts, ServerRecord
 from kit.scenario import Scenario
 
 RANDOM_SOURCES = ("random", "random-ids")
@@ -120,8 +120,8 @@ def _condition(
         cap="default" if f.max_running_requests_asked is None else "asked",
         cap_warning=any(x.cap_warning for x in facts),
         graph_max_batch=f.graph_max_batch,
-        weights_gib=f.loads[0].memory_gib if f.loads else None,
-        draft_weights_gib=f.loads[1].memory_gib if len(f.loads) > 1 else None,
+        weights_gib=_taken_gib(f.loads[0]) if f.loads else None,
+        draft_weights_gib=_taken_gib(f.loads[1]) if len(f.loads) > 1 else None,
         chunked_prefill_tokens=f.chunked_prefill_tokens,
         context_tokens=f.context_tokens,
         mem_fraction_static=f.mem_fraction_static,
@@ -138,6 +138,11 @@ def _condition(
         mismatches=sorted({x for each in facts for x in each.mismatches}),
         differs=_differs(facts),
     )
+
+
+def _taken_gib(load: Load) -> float | None:
+    """What a load took of the free memory; on a CPU other work may free more meanwhile, and then it is not known."""
+    return load.memory_gib if load.memory_gib >= 0 else None
 
 
 def _own_env(scenario: Scenario, arm: str, started_with: Mapping[str, str]) -> dict[str, str]:

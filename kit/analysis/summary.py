@@ -56,7 +56,8 @@ class ArmCrossover(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of a run. Lists are in the scenario's order; what is not available is None or absent.
 
-    `sources` and `ignores_eos` are by data set, `flags` (an arm's own, as one types them) by arm.
+    `sources` and `ignores_eos` are by data set, `flags` (an arm's own, as one types them) by arm. `trials` are those
+    whose figures count, `measured` all complete ones of the `planned`.
     """
 
     scenario: str
@@ -75,6 +76,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     sittings: int
     trials: int
+    finished: bool
+    measured: int
+    planned: int
     slo: Slo | None
     rehearsal: list[str]
     conditions: list[Condition]
@@ -123,6 +127,9 @@ def summarise(m: Measurements) -> Summary:
         blocks=len({e.start.aba for e in sheet}),
         sittings=len({e.start.sitting for e in sheet}),
         trials=len(sheet),
+        finished=m.finished,
+        measured=m.measured,
+        planned=m.planned,
         slo=scenario.slo,
         rehearsal=conditions.rehearsal(said, scenario),
         conditions=said,

@@ -4,7 +4,8 @@ A number holds when all of its interval lies within the published value or range
 fails when all of it lies outside; otherwise nobody can tell. Over several loads the worst counts. "Not above" allows
 the margin of 3 % under which a gain is no gain; "above" needs the whole interval above 1 and fails when all of it lies
 below that margin.
-A condition that a run does not meet is no failure of the source: it cannot be told.
+A condition that a run does not meet is no failure of the source: it cannot be told. Nor can anything of a run that is
+not finished.
 """
 
 import re
@@ -15,7 +16,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from kit.analysis.judge import MARGIN
-from kit.analysis.words import users_text
+from kit.analysis.words import counted, users_text
 from kit.claims.found import Found, Run, take
 from kit.scenario import Claim
 
@@ -71,7 +72,13 @@ def judge_one(claim: Claim, run: Run) -> Judged:
         outcome = "cited" if claim.kind == "cited" else "not comparable"
     low, high = limits(claim)
     reason = why_not or _reason(places, local)
+    if not why_not and not run.records.finished:
+        outcome, reason = "cannot tell", _unfinished(run)
     return Judged(claim=claim, outcome=outcome, reason=reason, local=local, low=low, high=high, places=places)
+
+
+def _unfinished(run: Run) -> str:
+    return f"the run is not finished: {run.records.measured} of {counted(run.records.planned, 'trial')} measured"
 
 
 def limits(claim: Claim) -> tuple[float | None, float | None]:

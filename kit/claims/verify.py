@@ -1,8 +1,9 @@
 """The reviewer's verdict on a folder: is it whole, do its claims hold, and does it agree with another run.
 
-Exit code 0: at least one thing was judged and everything judged holds; 1: something fails or cannot be told, or nothing
-was judged; 2 (UnusableInput): the folder is damaged, or is not the one whose manifest hash was expected. Checksums tell
-damage. They do not tell forgery, for a forger makes them anew: that shows only against a manifest hash from elsewhere.
+Exit code 0: at least one thing was judged and everything judged holds; 1: something fails or cannot be told, nothing
+was judged, or the run is not finished; 2 (UnusableInput): the folder is damaged, or is not the one whose manifest hash
+was expected. Checksums tell damage. They do not tell forgery, for a forger makes them anew: that shows only against a
+manifest hash from elsewhere.
 """
 
 import hashlib
@@ -13,11 +14,11 @@ import msgspec
 
 from kit import measurements
 from kit.analysis.summary import summarise
+from kit.analysis.words import counted
 from kit.claims.against import Compared, Difference, compare, differences
 from kit.claims.found import Run
 from kit.claims.judge import Judged, judge
 from kit.errors import UnusableInput
-from kit.measurements import COMPLETE
 from kit.scenario import Scenario
 
 SUMS = "SHA256SUMS"
@@ -60,14 +61,14 @@ def verify(folder: Path, against: Path | None = None, expect: str | None = None)
         title=here.scenario.title,
         manifest_sha256=manifest,
         expected=expect is not None,
-        notes=notes(here, folder),
+        notes=notes(here) + (["both are the same records"] if other and same_records(here, other) else []),
         claims=claims,
         against=against.name if against else None,
         differences=differences(here, other) if other else [],
         compared=compared,
         judged=len(outcomes),
         holding=outcomes.count("holds"),
-        exit_code=exit_code(outcomes),
+        exit_code=exit_code(outcomes) if here.records.finished else 1,
     )
 
 
@@ -90,9 +91,7 @@ def check(folder: Path, expect: str | None) -> str | None:
     """The manifest's hash (None: the folder was never published). Raises UnusableInput when the folder is damaged."""
     if not (folder / "run.json").exists():
         raise UnusableInput(f"{folder.name}: no run.json; name a run's folder below results/ or a published one")
-    found = measurements.damage(folder)
-    found += _broken_sums(folder) if (folder / SUMS).exists() else []
-    if found:
+    if found := damage(folder):
         more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise UnusableInput(f"{folder.name} is damaged: {'; '.join(found[:3])}{more}; get it again from its source")
     manifest = hashlib.sha256((folder / SUMS).read_bytes()).hexdigest() if (folder / SUMS).exists() else None
@@ -102,12 +101,17 @@ def check(folder: Path, expect: str | None) -> str | None:
     return manifest
 
 
+def damage(folder: Path) -> list[str]:
+    """What is no longer as it was sealed, and as it was published where it was."""
+    return measurements.damage(folder) + (_broken_sums(folder) if (folder / SUMS).exists() else [])
+
+
 def _broken_sums(folder: Path) -> list[str]:
     """Files that differ from the manifest, or that it does not name."""
-    listed = {}
-    for line in (folder / SUMS).read_text(encoding="utf-8").splitlines():
-        digest, _, name = line.partition("  ")
-        listed[name] = digest
+    try:
+        listed = measurements.hashes(folder / SUMS)
+    except UnusableInput:
+        return [f"{SUMS} holds no hashes"]
     there = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file() and p.name != SUMS}
     found = [f"{name} is missing" for name in sorted(set(listed) - set(there))]
     found += [f"{name} is not in {SUMS}" for name in sorted(set(there) - set(listed)) if _is_record(name)]
@@ -122,19 +126,35 @@ def _is_record(name: str) -> bool:
     return name == "run.json" or name.startswith(("sitting-", "workloads/"))
 
 
-def notes(run: Run, folder: Path) -> list[str]:
+def notes(run: Run) -> list[str]:
     """Remarks on a folder that can be read but is not all that was planned."""
     found = []
-    if not (folder / COMPLETE).exists():
-        found.append("the run was not finished")
-    if run.records.incomplete:
-        found.append(f"{len(run.records.incomplete)} trials were begun and not completed: {run.records.incomplete[0]}")
+    if not run.records.finished:
+        measured = f"{run.records.measured} of {counted(run.records.planned, 'trial')} measured"
+        found.append(f"the run is not finished: {measured}; the same run command goes on")
+    if begun := run.records.incomplete:
+        found.append(f"{counted(len(begun), 'trial')} begun and not completed, the first {begun[0]}")
     void = [t for t in run.records.trials if t.record.void]
     if void:
-        found.append(f"{len(void)} trials are void, the first because {void[0].record.void}")
+        found.append(f"{counted(len(void), 'trial')} void, the first because {void[0].record.void}")
     if run.records.run.unpinned:
         found.append("the image was not pinned by a digest")
     return found + [f"rehearsal: {reason}" for reason in run.summary.rehearsal]
+
+
+def same_records(here: Run, other: Run) -> bool:
+    """Whether both hold the same requests, sent at the same moments and answered alike: a run and its own copy."""
+    return _fingerprint(here) == _fingerprint(other)
+
+
+def _fingerprint(run: Run) -> dict[tuple[int, str, str], tuple[object, ...]]:
+    return {
+        (t.sitting, t.record.leg, t.record.trial): (
+            t.record.workload_sha256,
+            *((r.index, r.sent_s, r.done_s, r.output_sha256) for r in t.requests),
+        )
+        for t in run.records.trials
+    }
 
 
 def _same_scenario(here: Run, other: Run) -> None:

@@ -9,6 +9,7 @@ import pytest
 from kit.claims.verify import VerifyReport, verify
 from kit.errors import UnusableInput
 from kit.measurements import COMPLETE, Measurements, RequestRecord, TrialData
+from kit.publish import publish
 from kit.scenario import Claim
 from tests.claims.folder import claimed, on_card, write
 from tests.synthetic import Truth, build, edited, with_requests
@@ -152,9 +153,62 @@ def test_an_unfinished_run_is_read_and_said_to_be_so(tmp_path: Path) -> None:
     (folder / "sitting-1" / "b1-1-plain" / "own-c0009-s1").mkdir()
     report = verify(folder)
     assert report.notes == [
-        "the run was not finished",
-        "1 trials were begun and not completed: sitting-1/b1-1-plain/own-c0009-s1",
+        "the run is not finished: 18 of 18 trials measured; the same run command goes on",
+        "1 trial begun and not completed, the first sitting-1/b1-1-plain/own-c0009-s1",
     ]
+    assert {(c.outcome, c.reason) for c in report.claims} == {
+        ("cannot tell", "the run is not finished: 18 of 18 trials measured")
+    }
+    assert report.exit_code == 1
+
+
+def test_an_unfinished_run_never_ends_0(tmp_path: Path) -> None:
+    def begin(t: TrialData) -> TrialData | None:
+        return t if t.record.leg == "b1-1-plain" else None
+
+    begun = write(edited(RUN, begin), tmp_path / "begun", finished=False)
+    report = verify(begun)
+    assert {c.reason for c in report.claims} == {"the run is not finished: 6 of 18 trials measured"}
+    assert report.exit_code == 1
+    whole = write(claimed(RUN), tmp_path / "whole", finished=False)
+    same = verify(whole, whole)
+    assert {c.outcome for c in same.compared} == {"holds"} and same.exit_code == 1
+
+
+def test_a_copy_of_the_same_records_is_said_to_be_one(tmp_path: Path) -> None:
+    run, note = write(RUN, tmp_path / "run"), "both are the same records"
+    copy = publish(run, tmp_path / "copy", names={}).path
+    assert note in verify(run, copy).notes and note in verify(copy, run).notes
+    again = claimed(on_card(build(msgspec.structs.replace(TRUTH, draw=7)), "NVIDIA L4"), *CLAIMS)
+    assert note not in verify(write(again, tmp_path / "again"), copy).notes
+
+
+def test_binary_garbage_in_a_marker_or_manifest_is_damage_in_one_line(tmp_path: Path) -> None:
+    copy = publish(write(RUN, tmp_path / "run"), tmp_path / "copy", names={}).path
+    for name in ("sitting-1/b1-1-plain/own-c0001-s1/complete", "complete", "SHA256SUMS"):
+        kept = (copy / name).read_bytes()
+        for garbage in (b"\xff\xfe\x00garbage", b"no hash here", b"0" * 64 + b"  ../../elsewhere"):
+            (copy / name).write_bytes(garbage)
+            with pytest.raises(UnusableInput, match=f"copy is damaged: .*{name} holds no hashes") as caught:
+                verify(copy)
+            assert "\n" not in str(caught.value)
+        (copy / name).write_bytes(kept)
+    assert verify(copy).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["sitting-x", "sitting-", "sitting-²"])
+def test_a_folder_that_is_no_sitting_is_named(tmp_path: Path, name: str) -> None:
+    folder = write(RUN, tmp_path / "run")
+    (folder / name).mkdir()
+    with pytest.raises(UnusableInput, match=f"^run/{name}: no folder of this kit"):
+        verify(folder)
+
+
+def test_a_file_in_place_of_a_sitting_is_named(tmp_path: Path) -> None:
+    folder = write(RUN, tmp_path / "run")
+    (folder / "sitting-2").write_text("x")
+    with pytest.raises(UnusableInput, match="sitting-2/sitting.json: cannot be read: Not a directory"):
+        verify(folder)
 
 
 def test_nothing_judged_is_no_success(tmp_path: Path) -> None:
