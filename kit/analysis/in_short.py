@@ -69,10 +69,14 @@ def _tokens(ratios: Sequence[Ratio]) -> str | None:
 
 def _states(ratios: Sequence[Ratio]) -> str:
     """`faster at every load`, or each state with its loads."""
-    states = list(dict.fromkeys(_state(r) for r in ratios))
-    if len(states) == 1:
-        return f"{states[0]} at every load" if len(ratios) > 1 else states[0]
-    return ", ".join(f"{state} at {_loads([r.point for r in ratios if _state(r) == state])}" for state in states)
+    by_state: dict[str, list[Ratio]] = {}
+    for r in ratios:
+        by_state.setdefault(_state(r), []).append(r)
+    told = []
+    for rs in by_state.values():
+        where = " at every load" if len(by_state) == 1 else f" at {_loads([r.point for r in rs])}"
+        told.append(f"{rs[0].state}{where if len(ratios) > 1 else ''}{f' ({why})' if (why := _why(rs[0])) else ''}")
+    return ", ".join(told)
 
 
 def _output(ratios: Sequence[Ratio]) -> str | None:
@@ -84,7 +88,12 @@ def _output(ratios: Sequence[Ratio]) -> str | None:
 
 def _state(ratio: Ratio) -> str:
     """`faster`, or `undecided: client lag 14 %` where something else than the interval speaks against the number."""
-    return f"{ratio.state}: {ratio.note}" if ratio.state == "undecided" and ratio.note else ratio.state
+    why = _why(ratio)
+    return f"{ratio.state}: {why}" if why else ratio.state
+
+
+def _why(ratio: Ratio) -> str | None:
+    return ratio.note if ratio.state == "undecided" else None
 
 
 def _interval(ratio: Ratio) -> str:
