@@ -327,7 +327,6 @@ def publish_(c: Context, run: str = "", to: str = "", archive: bool = False) -> 
 
     source = Path(run) if run else report.newest(RESULTS)
     into = Path(to) if to else ROOT / "published" / source.resolve().parent.name
-    into.parent.mkdir(parents=True, exist_ok=True)
     made = publish.publish(
         source, into, archive, report=lambda folder: report.render(verifying.load(folder), TEMPLATES)
     )
