@@ -13,6 +13,7 @@ OWN_FLAGS = {
     "model": "[model] path",
     "host": "nothing: the server listens on 127.0.0.1",
     "port": "server.port",
+    "served-model-name": "nothing: each start gets a name of its own, by which the kit knows its server again",
     "speculative-draft-model-path": "[draft] path and draft = true",
     "speculative-draft-model": "[draft] path and draft = true",
 }
