@@ -310,12 +310,18 @@ def translated(doing: str, lost: type[KitError] = EngineLost) -> Iterator[None]:
         said = _said(error)
         if "could not select device driver" in said:
             raise UnusableInput(NO_TOOLKIT) from None
+        if "is not running" in said:  # a daemon that is told to stop ends its containers before it goes
+            raise lost(_went_away(doing, "it stopped the kit's container")) from None
         raise lost(f"Docker refused while {doing}: {said}") from None
     except DAEMON_ERRORS as error:
-        raise lost(
-            f"the Docker daemon went away while {doing} ({type(error).__name__}): start it and give the same command"
-            " again; what was measured is kept"
-        ) from None
+        raise lost(_went_away(doing, type(error).__name__)) from None
+
+
+def _went_away(doing: str, how: str) -> str:
+    return (
+        f"the Docker daemon went away while {doing} ({how}): start it and give the same command again;"
+        " what was measured is kept"
+    )
 
 
 def _said(error: docker.errors.APIError) -> str:

@@ -1,5 +1,6 @@
 """A real daemon, a base image made on the spot, and the kit's image built upon it."""
 
+import hashlib
 import io
 import os
 import shutil
@@ -130,7 +131,7 @@ def cpu_base(daemon: docker.DockerClient, tmp_path_factory: pytest.TempPathFacto
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the rehearsal's environment is of this Python, and the image's Python is 3.11")
     server = ensure_environment(debian.ROOT / ".cache" / "cpu-sglang", print)
-    reference = f"kit-test-cpu:{server.models.parent.name}"
+    reference = f"kit-test-cpu:{server.models.parent.name}-{_kept_apart(server)}"
     if not daemon.images.list(reference):
         _import_cpu_base(server, f"{reference}-bare", tmp_path_factory.mktemp("cpu") / "cpu.tar")
         recipe = f"""
@@ -140,6 +141,13 @@ def cpu_base(daemon: docker.DockerClient, tmp_path_factory: pytest.TempPathFacto
         """
         daemon.images.build(fileobj=_context(recipe), custom_context=True, tag=reference, rm=True, forcerm=True)
     return Image(ref=reference, sglang="0.5.23")
+
+
+def _kept_apart(server: CpuServer) -> str:
+    """A hash of all that the image takes from this checkout: another one, or other stand-ins, is another image."""
+    files = [p for p in sorted(STANDINS.rglob("*.py")) if "__pycache__" not in p.parts]
+    parts = [str(server.python), str(STANDINS), str(sorted(server.env.items())), *(p.read_text() for p in files)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def _import_cpu_base(server: CpuServer, reference: str, tar: Path) -> None:
