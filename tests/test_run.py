@@ -21,7 +21,7 @@ from kit.engine.process import ProcessEngine
 from kit.errors import RunFailed, ServerFailed, UnusableInput
 from kit.like import like
 from kit.run_folder import freeze_all, measuring, open_run
-from kit.scenario import Arm, Limits, Model
+from kit.scenario import Arm, Limits, Model, Scenario
 from kit.setup import Choices, Folders, put_together
 from tests import pipeline
 
@@ -346,3 +346,34 @@ def left_of(place: Path) -> list[str]:
         except OSError:
             continue
     return left
+
+
+class OneMore:
+    """A strategy that wants one more block of a new seed, and goes on with a finished run."""
+
+    looks = 2
+    extends = True
+
+    def first(self, scenario: Scenario) -> tuple[plan.Block, ...]:
+        return plan.blocks(scenario)
+
+    def then(self, m: measurements.Measurements, blocks: tuple[plan.Block, ...]) -> plan.Block | None:
+        if len(blocks) > 1:
+            return None
+        scenario = msgspec.convert(m.run.scenario, Scenario)
+        return msgspec.structs.replace(plan.block(scenario, 2, plan.points(scenario)[:1], (7,)), look=2)
+
+
+def test_a_finished_run_is_gone_on_with_by_a_strategy_that_wants_more(tmp_path: Path, port: int) -> None:
+    places = (tmp_path / "results", tmp_path / "state")
+    wanted = pipeline.scenario(port)
+    first = run.run(pipeline.setup(wanted, *places), pipeline.Quiet())
+    before = {p: p.stat().st_mtime_ns for p in first.glob("sitting-1/*/*/complete")}
+    again = run.run(pipeline.setup(wanted, *places), pipeline.Quiet(), OneMore())
+    assert again == first
+    m = measurements.read(first)
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert len(m.trials) == 6 + 3
+    assert {t.record.seed for t in m.trials} == {1, 7}
+    assert m.run.looks_planned == 2
+    assert not measurements.damage(first)
