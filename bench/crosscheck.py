@@ -1,9 +1,10 @@
 """On one running server: SGLang's own client beside the kit's, in turn, and the GPU sampler on beside off.
 
-`python -m bench.crosscheck --scenario h200-break-even --arm accept-3 --users 16 --requests 480`
+`python -m bench.crosscheck --scenario h200-break-even --arm accept-3 --point 1:100:1 --point 16:1600:0.25`
 
-A B A B: the kit, SGLang, the kit, SGLang, each on a flushed cache with the same lengths, seed and concurrency.
-SGLang's own definitions are recomputed from the kit's records: a difference is the clients', not a definition's.
+A B A B at each point: the kit, SGLang, the kit, SGLang, each on a flushed cache with the same token ids, lengths and
+concurrency. SGLang's own definitions are recomputed from the kit's records: a difference is the clients', not a
+definition's.
 """
 
 import argparse
@@ -14,23 +15,29 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from tabulate import tabulate
 
-from kit import gpu, scenario, setup
+from kit import gpu, scenario, setup, workload
 from kit.analysis import metrics
 from kit.client.job import DriveJob
 from kit.engine import Endpoint, Launch
 from kit.measurements import DriveEnd, RequestRecord
+from kit.run_folder import Setup
 from kit.sglang import api, launch
 
 ROOT = Path(__file__).resolve().parent.parent
-FIGURES = {  # SGLang's name -> how it is taken from the kit's records, in SGLang's own definition
+FIGURES: dict[
+    str, Callable[[list[RequestRecord]], float]
+] = {  # SGLang's name -> how it is taken from the kit's records, in SGLang's own definition
+    "total_input_tokens": lambda r: sum(x.prompt_tokens or 0 for x in r),
+    "total_output_tokens": lambda r: _tokens(r),
     "output_throughput": lambda r: _tokens(r) / _span_s(r),
     "mean_ttft_ms": lambda r: _mean(r, "ttft_text_p50_ms"),
     "median_ttft_ms": lambda r: _quantile(r, "ttft_text_p50_ms", 0.5),
@@ -40,9 +47,11 @@ FIGURES = {  # SGLang's name -> how it is taken from the kit's records, in SGLan
     "median_itl_ms": lambda r: _quantile(r, "itl_sglang_p50_ms", 0.5),
     "p99_itl_ms": lambda r: _quantile(r, "itl_sglang_p99_ms", 0.99),
 }
-NOTES = """SGLang's duration runs from before its first request to after its last, plus a call of /server_info, so
-its throughput is lower by that; TTFT is the first chunk with text in both; ITL divides each gap by its chunk's tokens
-in both."""
+NOTES = """
+Answers of one length keep requests that began together in step, in each client by the groups of its own start: compare
+TTFT and TPOT where one user asks or the lengths differ. SGLang's duration runs from before its first request to after
+its last, plus a call of /server_info, so its throughput is lower by that; TTFT is the first chunk with text in both;
+ITL divides each gap by its chunk's tokens in both."""
 
 
 def _values(records: list[RequestRecord], tag: str) -> list[float]:
@@ -67,14 +76,37 @@ def _span_s(records: list[RequestRecord]) -> float:
     return max(r.chunks[-1][0] for r in records) - min(r.sent_s or 0.0 for r in records)
 
 
+@dataclass(frozen=True)
+class Point:
+    """A load: requests kept in flight, requests in all, and how far lengths spread (1: all of the full length)."""
+
+    users: int
+    requests: int
+    range_ratio: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Point":
+        """`USERS:REQUESTS:RATIO`, such as `16:1600:0.25`."""
+        users, requests, ratio = text.split(":")
+        return cls(int(users), int(requests), float(ratio))
+
+
 class Bench:
     """One server under way and the load of both clients."""
 
-    def __init__(self, ready: setup.Setup, arguments: argparse.Namespace, endpoint: Endpoint, folder: Path) -> None:
-        self.scenario, self.env = ready.scenario, ready.env
+    def __init__(self, ready: Setup, arguments: argparse.Namespace, endpoint: Endpoint, folder: Path) -> None:
+        self.ready, self.scenario = ready, ready.scenario
         self.arguments, self.endpoint, self.folder = arguments, endpoint, folder
-        self.dataset = next(iter(ready.scenario.datasets.values()))
+        self.name, self.dataset = next(iter(ready.scenario.datasets.items()))
         self.workload = folder / "workload.jsonl"
+
+    def load(self, point: Point) -> None:
+        """Freezes the point's prompts and warms the server up with them."""
+        self.point = point
+        dataset = msgspec.structs.replace(self.dataset, range_ratio=point.range_ratio)
+        context = workload.Context(datasets=self.folder, tokenizer=self.ready.model_path, base=self.folder)
+        workload.write(workload.freeze(self.name, dataset, self.arguments.seed, point.requests, context), self.workload)
+        self.kit(2 * point.users)
 
     def kit(self, requests: int) -> list[RequestRecord]:
         """One measured drive of the kit's client; every request must succeed."""
@@ -84,7 +116,7 @@ class Bench:
             port=self.scenario.server.port,
             workload=str(self.workload),
             requests=requests,
-            concurrency=self.arguments.users,
+            concurrency=self.point.users,
         )
         decoder = msgspec.json.Decoder(RequestRecord | DriveEnd)
         lines = [decoder.decode(line) for line in self.endpoint.drive(job)]
@@ -92,17 +124,17 @@ class Bench:
         assert all(r.error is None for r in records), next(r.error for r in records if r.error)
         return records
 
-    def sglang(self, model: Path) -> dict[str, float]:
+    def sglang(self) -> dict[str, float]:
         """One run of SGLang's own client with the same load."""
-        output = self.folder / "sglang.jsonl"
+        model, output = self.ready.model_path, self.folder / "sglang.jsonl"
         output.unlink(missing_ok=True)
         command = [
             *(self.arguments.sglang, "-m", "sglang.bench_serving", "--backend", "sglang"),
             *("--host", "127.0.0.1", "--port", str(self.scenario.server.port)),
             *("--model", str(model), "--tokenizer", str(model)),
-            *("--dataset-name", "random-ids", "--random-range-ratio", "1.0"),
+            *("--dataset-name", "random-ids", "--tokenize-prompt", "--random-range-ratio", str(self.point.range_ratio)),
             *("--random-input-len", str(self.dataset.input_len), "--random-output-len", str(self.dataset.output_len)),
-            *("--num-prompts", str(self.arguments.requests), "--max-concurrency", str(self.arguments.users)),
+            *("--num-prompts", str(self.point.requests), "--max-concurrency", str(self.point.users)),
             *("--seed", str(self.arguments.seed), "--flush-cache", "--warmup-requests", "1", "--disable-tqdm"),
             *("--output-file", str(output)),
         ]
@@ -112,14 +144,14 @@ class Bench:
     def _environment(self) -> dict[str, str]:
         """The server's, and on the kit's CPU environment a stand-in for what SGLang's client imports and random ids
         do not need."""
-        path = self.env.get("PYTHONPATH")
+        path = self.ready.env.get("PYTHONPATH")
         extra = {"PYTHONPATH": f"{ROOT / 'bench' / 'client' / 'standins'}{os.pathsep}{path}"} if path else {}
-        return {**os.environ, **self.env, **extra}
+        return {**os.environ, **self.ready.env, **extra}
 
 
 @contextmanager
-def serving(arguments: argparse.Namespace) -> Iterator[tuple[Bench, setup.Setup]]:
-    """Starts the arm's server, freezes the workload and warms both up."""
+def serving(arguments: argparse.Namespace) -> Iterator[Bench]:
+    """Starts the arm's server and waits until it generates."""
     wanted = scenario.load(scenario.find(arguments.scenario, ROOT / "scenarios"))
     ready = setup.put_together(wanted, setup.folders(ROOT), setup.Choices(no_lock=True), say)
     wanted = ready.scenario
@@ -134,23 +166,20 @@ def serving(arguments: argparse.Namespace) -> Iterator[tuple[Bench, setup.Setup]
             port=wanted.server.port,
             label="crosscheck",
         )
-        ready.freeze(next(iter(wanted.datasets)), arguments.seed, arguments.requests, folder / "workload.jsonl")
         with ready.engine.serve(what) as endpoint:
             api.wait_until_generates(endpoint, what.log, wanted.server.start_timeout_s)
-            bench = Bench(ready, arguments, endpoint, folder)
-            bench.kit(2 * arguments.users)
-            yield bench, ready
+            yield Bench(ready, arguments, endpoint, folder)
 
 
-def compare_clients(bench: Bench, model: Path, rounds: int) -> None:
+def compare_clients(bench: Bench, rounds: int) -> None:
     """A B A B and the ratio of the geometric means, figure by figure."""
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
     for _ in range(rounds):
-        records = bench.kit(bench.arguments.requests)
+        records = bench.kit(bench.point.requests)
         ours.append({name: take(records) for name, take in FIGURES.items()})
         say(f"kit: {ours[-1]['output_throughput']:.1f} tok/s over {_span_s(records):.1f} s")
-        report = bench.sglang(model)
+        report = bench.sglang()
         theirs.append({name: report[name] for name in FIGURES})
         say(f"sglang: {theirs[-1]['output_throughput']:.1f} tok/s over {report['duration']:.1f} s")
     rows = [
@@ -159,17 +188,18 @@ def compare_clients(bench: Bench, model: Path, rounds: int) -> None:
         for name in FIGURES
     ]  # fmt: skip
     headings = ["figure", *(f"{who} {n + 1}" for n in range(rounds) for who in ("kit", "sglang")), "kit / sglang"]
+    point = bench.point
+    print(f"\n{point.users} users, {point.requests} requests, lengths from {point.range_ratio} of the full ones")
     print(tabulate(rows, headings, floatfmt=".3f"))
-    print(NOTES)
 
 
-def sampler_cost(bench: Bench, indexes: list[int], pairs: int) -> None:
+def sampler_cost(bench: Bench, pairs: int) -> None:
     """Throughput with the sampler on over off, in pairs whose order turns."""
     logs = []
     for pair in range(pairs):
         speed: dict[bool, float] = {}
         for on in (True, False) if pair % 2 else (False, True):
-            speed[on] = _speed(bench, indexes if on else [])
+            speed[on] = _speed(bench, bench.ready.indexes if on else [])
         logs.append(math.log(speed[True] / speed[False]))
         say(f"sampler on / off: {speed[True]:.1f} / {speed[False]:.1f} tok/s = {math.exp(logs[-1]):.4f}")
     mean, spread = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(pairs) if pairs > 1 else math.nan
@@ -178,7 +208,7 @@ def sampler_cost(bench: Bench, indexes: list[int], pairs: int) -> None:
 
 def _speed(bench: Bench, indexes: list[int]) -> float:
     with gpu.Sampler(indexes, bench.folder / "gpu.jsonl"):
-        records = bench.kit(max(bench.arguments.requests // 4, bench.arguments.users))
+        records = bench.kit(max(bench.point.requests // 4, bench.point.users))
     return _tokens(records) / _span_s(records)
 
 
@@ -198,18 +228,25 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--scenario", required=True, help="a scenario with a random-ids data set")
     parser.add_argument("--arm", required=True, help="the arm whose server both clients drive")
-    parser.add_argument("--users", type=int, default=16, help="requests kept in flight")
-    parser.add_argument("--requests", type=int, default=480, help="requests of each run; take enough for 30 s")
+    parser.add_argument(
+        "--point", type=Point.parse, action="append", required=True, metavar="USERS:REQUESTS:RATIO",
+        help="a load, may be given several times; take requests enough for 30 s; ratio 1: all lengths the same",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="seed of the prompts, the same for both clients")
     parser.add_argument("--rounds", type=int, default=2, help="how often both clients take their turn; 0 leaves it out")
     parser.add_argument("--sglang", default=sys.executable, help="a Python that has SGLang's client; default: this one")
-    parser.add_argument("--sampler-pairs", type=int, default=0, help="on/off pairs of the GPU sampler; 0 leaves it out")
+    parser.add_argument(
+        "--sampler-pairs", type=int, default=0, help="on/off pairs of the GPU sampler at the last point; 0: none"
+    )
     arguments = parser.parse_args(argv)
-    with serving(arguments) as (bench, ready):
+    with serving(arguments) as bench:
+        for point in arguments.point:
+            bench.load(point)
+            if arguments.rounds:
+                compare_clients(bench, arguments.rounds)
         if arguments.sampler_pairs:
-            sampler_cost(bench, ready.indexes, arguments.sampler_pairs)
-        if arguments.rounds:
-            compare_clients(bench, ready.model_path, arguments.rounds)
+            sampler_cost(bench, arguments.sampler_pairs)
+    print(NOTES)
 
 
 if __name__ == "__main__":

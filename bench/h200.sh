@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 for scenario in "$@"; do
   "$PY" -m invoke run --scenario "$scenario" --engine process || echo "h200: $scenario ended with $?"
 done
-"$PY" -m bench.crosscheck --scenario h200-break-even --arm accept-3 --users 16 --requests 640 --rounds 2 --sampler-pairs 4 ||
+"$PY" -m bench.crosscheck --scenario h200-break-even --arm accept-3 --sampler-pairs 8 \
+  --point 1:110:1 --point 16:1100:1 --point 16:1600:0.25 ||
   echo "h200: crosscheck ended with $?"
 echo "h200: all done"
