@@ -1,6 +1,8 @@
 """Doubts about trials: what requests, client and log say of them. One rule or check each; numbers and limits inside."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from statistics import median
 
 from kit.analysis import metrics, trust
 from kit.analysis.doubt import Case, Check, Doubt, Rule, apply, loads
@@ -18,6 +20,9 @@ TAIL_FACTOR = 5.0
 ONE_CHUNK_SHARE = 0.05
 COUNTS_OFF = 0.05
 LATE_SHARE = 0.05
+IN_STEP_SPAN = 0.02
+IN_STEP_SHARE = 0.5
+IN_STEP_USERS = 4
 
 
 def _beyond_shared(case: Case, entry: Entry) -> float | None:
@@ -79,6 +84,16 @@ def _counts_off(_: Case, entry: Entry) -> float | None:
 def _late_share(_: Case, entry: Entry) -> float | None:
     late, first = entry.values.get("queued_p99_ms"), entry.values.get("ttft_p50_ms")
     return late / first if entry.point.rate_per_s is not None and late is not None and first else None
+
+
+def _in_step_share(_: Case, entry: Entry) -> float | None:
+    """The share of the users that sent a request in one moment, `IN_STEP_SPAN` of an answer's time either way: the
+    median over the requests. A closed loop of equal answers keeps its first wave: then this is 1."""
+    times = [(r.sent_s, r.done_s - r.sent_s) for r in succeeded(entry.trial) if r.sent_s is not None and r.done_s]
+    if entry.point.rate_per_s is not None or entry.point.concurrency < IN_STEP_USERS or not times:
+        return None
+    sends, span = sorted(sent for sent, _ in times), IN_STEP_SPAN * median(took for _, took in times)
+    return median(bisect_right(sends, t + span) - bisect_left(sends, t - span) for t in sends) / entry.point.concurrency
 
 
 def _chunk_rate_share(case: Case, entry: Entry) -> float | None:
@@ -160,6 +175,13 @@ RULES = (
         tag="token-counts", number=_counts_off, limit=COUNTS_OFF,
         text="the tokens in an answer's chunks are up to {percent:.0f} % off the server's own count at {loads}",
         advice="TPOT trusts the server's count; gaps per token of these answers do not add up.",
+    ),
+    Rule(
+        tag="in-step", number=_in_step_share, limit=IN_STEP_SHARE, severity="note",
+        text="up to {percent:.0f} % of the users sent in one moment at {loads}: answers of one length keep them in "
+        "step, and a first token waits for a whole wave of prompts",
+        advice="Real traffic spreads: measure answers of unlike lengths (ignore_eos = false, or range_ratio below 1) "
+        "before you read TTFT as that of steady traffic.",
     ),
     Rule(
         tag="late-sending", number=_late_share, limit=LATE_SHARE,

@@ -54,6 +54,17 @@ def test_few_samples_behind_a_p99() -> None:
     assert doubts(build(small(requests=120)), "few-samples") == []
 
 
+def test_answers_of_one_length_keep_the_users_in_step() -> None:
+    def spread(r: RequestRecord) -> RequestRecord:
+        return msgspec.structs.replace(r, sent_s=0.37 * r.index, done_s=0.37 * r.index + 1.0)
+
+    assert [(d.subject, d.number, d.severity) for d in doubts(build(small()), "in-step")] == [
+        ("plain on own", 1.0, "note"),
+        ("eagle3 on own", 1.0, "note"),
+    ]
+    assert [d.subject for d in doubts(changed(spread), "in-step")] == ["plain on own"]
+
+
 def test_case_30_cached_tokens_beyond_what_the_workload_shares() -> None:
     m = changed(lambda r: msgspec.structs.replace(r, cached_tokens=100))
     found = doubts(m, "cached-tokens")
