@@ -1,10 +1,10 @@
 """On one running server: SGLang's own client beside the kit's, in turn, and the GPU sampler on beside off.
 
-`python -m bench.crosscheck --scenario h200-break-even --arm accept-3 --point 1:100:1 --point 16:1600:0.25`
+`python -m bench.crosscheck --scenario h200-break-even --arm accept-3 --point 1:30:1 --point 16:320:1`
 
 A B A B at each point: the kit, SGLang, the kit, SGLang, each on a flushed cache with the same token ids, lengths and
-concurrency. SGLang's own definitions are recomputed from the kit's records: a difference is the clients', not a
-definition's.
+concurrency. Many short turns tell more than few long ones, since a server's speed wanders: take 30 s in all or more.
+SGLang's own definitions are recomputed from the kit's records: a difference is the clients', not a definition's.
 """
 
 import argparse
@@ -172,25 +172,39 @@ def serving(arguments: argparse.Namespace) -> Iterator[Bench]:
 
 
 def compare_clients(bench: Bench, rounds: int) -> None:
-    """A B A B and the ratio of the geometric means, figure by figure."""
-    ours: list[dict[str, float]] = []
-    theirs: list[dict[str, float]] = []
+    """A B A B, and for each figure the ratio with the standard error that the rounds' own ratios give it."""
+    turns: dict[str, list[dict[str, float]]] = {"kit": [], "sglang": []}
     for _ in range(rounds):
-        records = bench.kit(bench.point.requests)
-        ours.append({name: take(records) for name, take in FIGURES.items()})
-        say(f"kit: {ours[-1]['output_throughput']:.1f} tok/s over {_span_s(records):.1f} s")
-        report = bench.sglang()
-        theirs.append({name: report[name] for name in FIGURES})
-        say(f"sglang: {theirs[-1]['output_throughput']:.1f} tok/s over {report['duration']:.1f} s")
-    rows = [
-        [name, *(v for pair in zip(ours, theirs, strict=True) for v in (pair[0][name], pair[1][name])),
-         _geometric(ours, name) / _geometric(theirs, name)]
-        for name in FIGURES
-    ]  # fmt: skip
-    headings = ["figure", *(f"{who} {n + 1}" for n in range(rounds) for who in ("kit", "sglang")), "kit / sglang"]
+        turns["kit"].append(_say_turn("kit", _kit_turn(bench)))
+        turns["sglang"].append(_say_turn("sglang", bench.sglang()))
     point = bench.point
-    print(f"\n{point.users} users, {point.requests} requests, lengths from {point.range_ratio} of the full ones")
-    print(tabulate(rows, headings, floatfmt=".3f"))
+    print(f"\n{point.users} users, {point.requests} requests a turn, lengths from {point.range_ratio} of the full ones")
+    headings = ["figure", "kit", "sglang", "kit / sglang", "standard error", "kit max / min", "sglang max / min"]
+    print(tabulate([_row(name, turns) for name in FIGURES], headings, floatfmt=".3f"))
+    print(
+        f"{rounds} rounds; seconds measured: " + ", ".join(f"{who} {_total_s(runs):.0f}" for who, runs in turns.items())
+    )
+
+
+def _kit_turn(bench: Bench) -> dict[str, float]:
+    records = bench.kit(bench.point.requests)
+    return {"duration": _span_s(records), **{name: take(records) for name, take in FIGURES.items()}}
+
+
+def _say_turn(who: str, report: dict[str, float]) -> dict[str, float]:
+    figures = {name: report[name] for name in ("duration", *FIGURES)}
+    say(f"{who}: " + json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    return figures
+
+
+def _row(name: str, turns: dict[str, list[dict[str, float]]]) -> list[str | float]:
+    kit, sglang = ([run[name] for run in turns[who]] for who in ("kit", "sglang"))
+    ratio, error = _mean_ratio([math.log(a / b) for a, b in zip(kit, sglang, strict=True)])
+    return [name, _geometric(kit), _geometric(sglang), ratio, error, max(kit) / min(kit), max(sglang) / min(sglang)]
+
+
+def _total_s(runs: list[dict[str, float]]) -> float:
+    return sum(run["duration"] for run in runs)
 
 
 def sampler_cost(bench: Bench, pairs: int) -> None:
@@ -202,18 +216,24 @@ def sampler_cost(bench: Bench, pairs: int) -> None:
             speed[on] = _speed(bench, bench.ready.indexes if on else [])
         logs.append(math.log(speed[True] / speed[False]))
         say(f"sampler on / off: {speed[True]:.1f} / {speed[False]:.1f} tok/s = {math.exp(logs[-1]):.4f}")
-    mean, spread = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(pairs) if pairs > 1 else math.nan
-    print(f"sampler on over off, {pairs} pairs: ratio {math.exp(mean):.4f}, standard error {spread:.4f}")
+    ratio, error = _mean_ratio(logs)
+    print(f"sampler on over off, {pairs} pairs: ratio {ratio:.4f}, standard error {error:.4f}")
+
+
+def _mean_ratio(logs: list[float]) -> tuple[float, float]:
+    """The geometric mean of ratios given as logarithms, and its relative standard error (n/a of one: NaN)."""
+    error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+    return math.exp(statistics.mean(logs)), error
 
 
 def _speed(bench: Bench, indexes: list[int]) -> float:
     with gpu.Sampler(indexes, bench.folder / "gpu.jsonl"):
-        records = bench.kit(max(bench.point.requests // 4, bench.point.users))
+        records = bench.kit(bench.point.requests)
     return _tokens(records) / _span_s(records)
 
 
-def _geometric(runs: list[dict[str, float]], name: str) -> float:
-    return math.exp(statistics.mean(math.log(run[name]) for run in runs))
+def _geometric(values: list[float]) -> float:
+    return math.exp(statistics.mean(math.log(value) for value in values))
 
 
 def say(text: str) -> None:
@@ -230,10 +250,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--arm", required=True, help="the arm whose server both clients drive")
     parser.add_argument(
         "--point", type=Point.parse, action="append", required=True, metavar="USERS:REQUESTS:RATIO",
-        help="a load, may be given several times; take requests enough for 30 s; ratio 1: all lengths the same",
+        help="a load, may be given several times; ratio 1: all lengths the same",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="seed of the prompts, the same for both clients")
-    parser.add_argument("--rounds", type=int, default=2, help="how often both clients take their turn; 0 leaves it out")
+    parser.add_argument("--rounds", type=int, default=8, help="how often both clients take their turn; 0 leaves it out")
     parser.add_argument("--sglang", default=sys.executable, help="a Python that has SGLang's client; default: this one")
     parser.add_argument(
         "--sampler-pairs", type=int, default=0, help="on/off pairs of the GPU sampler at the last point; 0: none"
