@@ -3,6 +3,7 @@
 As a program (`python -m tests.pipeline RESULTS STATE`) it is a runner that a test can kill.
 """
 
+import socket
 import sys
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from kit.scrub import Scrubber
 
 FAKES = Path(__file__).parent / "fakes"
 OUTPUT_LEN = 8
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
 
 
 def scenario(port: int, **changes: object) -> Scenario:
