@@ -44,13 +44,14 @@ def test_a_whole_run_has_no_banner(tmp_path: Path) -> None:
 def test_edited_records_are_named_before_anything_else(tmp_path: Path) -> None:
     folder = write(RUN, tmp_path / "run")
     record = next(folder.glob("sitting-1/*eagle3*/*/requests.jsonl"))
-    record.write_bytes(record.read_bytes().replace(b'"prompt_tokens":512', b'"prompt_tokens":511', 1))
-    line = first_line(folder)
+    record.write_bytes(record.read_bytes().replace(b'"prompt_tokens":600', b'"prompt_tokens":599', 1))
+    text = written(folder)
+    line = text.splitlines()[0]
     assert line.startswith("> **Damaged:** ") and line.endswith("nothing below can be relied on.")
     assert f"{record.relative_to(folder)} was changed after it was written" in line
     made = (tmp_path / "made" / "run" / "report.html").read_text()
     assert "<strong>Damaged:</strong>" in made and made.index("<blockquote>") < made.index("<h1>")
-    assert written(folder) == written(folder)
+    assert written(folder) == text
     assert (tmp_path / "made" / "run" / "report.html").read_text() == made
 
 
@@ -111,7 +112,7 @@ def test_a_run_whose_server_never_started_is_readable(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    folder = write(RUN, tmp_path / "run")
+    folder = write(msgspec.structs.replace(RUN, trials=[], servers=[]), tmp_path / "run", finished=False)
     with pytest.raises(UnusableInput, match="^/proc/x/y: the report cannot be written there: "):
         report.write(folder, TEMPLATES, Path("/proc/x/y"))
 
