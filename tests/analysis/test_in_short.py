@@ -63,7 +63,7 @@ def test_without_pressure_the_highest_load_is_told() -> None:
 def test_the_report_shows_no_raw_tag_and_no_flattened_command(article: Measurements) -> None:
     m = said(article, "eagle3", load_format="dummy")
     run = Run(m, summarise(m), msgspec.convert(m.run.scenario, Scenario))
-    found = report.render(run, TEMPLATES)["report.md"]
+    found = report.markdown(run, TEMPLATES)
     assert [x.tag for x in METRICS if x.tag in found and x.tag not in ("retractions", "accept_length")] == []
     assert "1 users" not in found and "-0.00" not in found
     assert "Time per token (median): 0.50 times plain's" in found.partition("## Conditions")[0]

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from kit import report
+from kit.claims import verify
 from kit.errors import UnusableInput
 from kit.measurements import COMPLETE, ServerRecord, TrialData
 from kit.publish import publish
@@ -23,8 +24,13 @@ def written(folder: Path) -> str:
     return report.write(folder, TEMPLATES, folder.parent / "made" / folder.name).read_text()
 
 
+def text_of(folder: Path) -> str:
+    """The Markdown alone, for which no chart is drawn."""
+    return report.markdown(verify.load(folder), TEMPLATES, verify.damage(folder))
+
+
 def first_line(folder: Path) -> str:
-    return written(folder).splitlines()[0]
+    return text_of(folder).splitlines()[0]
 
 
 def first_leg(t: TrialData) -> TrialData | None:
@@ -74,7 +80,7 @@ def test_many_damaged_files_are_counted(tmp_path: Path) -> None:
 
 def test_a_published_folder_that_is_not_as_published_is_named(tmp_path: Path) -> None:
     copy = publish(write(RUN, tmp_path / "run"), tmp_path / "copy", names={}).path
-    assert "Damaged" not in written(copy)
+    assert "Damaged" not in text_of(copy)
     (copy / "README.md").write_text("forged")
     assert "README.md was changed after it was published" in first_line(copy)
 
@@ -91,7 +97,7 @@ def test_an_unfinished_run_says_how_much_is_measured(tmp_path: Path) -> None:
 def test_one_trial_and_one_seed_are_counted_as_one_says_them(tmp_path: Path) -> None:
     text = written(write(edited(RUN, one_trial), tmp_path / "run", finished=False))
     assert "1 of 18 trials measured" in text and "- 1 of 18 trials with 1 seed in 1 A B A block;" in text
-    assert "- 1 trial with 1 seed in 1 A B A block;" in written(write(edited(RUN, one_trial), tmp_path / "small"))
+    assert "- 1 trial with 1 seed in 1 A B A block;" in text_of(write(edited(RUN, one_trial), tmp_path / "small"))
 
 
 def test_two_sittings_of_one_block_do_not_count_twice() -> None:
@@ -119,7 +125,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_a_command_is_typed_once(tmp_path: Path) -> None:
     rehearsed = build(Truth(noise=0.004, restart=0.004, concurrency=(1, 4), load_format="dummy"))
-    text = written(write(rehearsed, tmp_path / "run"))
+    text = text_of(write(rehearsed, tmp_path / "run"))
     assert text.count(OWN_PROMPTS) == 1 and text.index(OWN_PROMPTS) > text.index("### 5. ")
 
 
@@ -128,7 +134,7 @@ def test_weights_that_took_less_than_nothing_are_not_available(tmp_path: Path) -
         loads = [msgspec.structs.replace(x, memory_gib=-0.02) for x in record.facts.loads]
         return msgspec.structs.replace(record, facts=msgspec.structs.replace(record.facts, loads=loads))
 
-    text = written(
+    text = text_of(
         write(msgspec.structs.replace(RUN, servers=[(n, freed(s)) for n, s in RUN.servers]), tmp_path / "run")
     )
     assert "-0.02" not in text
