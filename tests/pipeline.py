@@ -43,6 +43,12 @@ def scenario(port: int, **changes: object) -> Scenario:
     return msgspec.structs.replace(whole, **changes)
 
 
+def short(port: int, **changes: object) -> Scenario:
+    """The same at one load: a trial for each of the three starts."""
+    whole = scenario(port, **changes)
+    return msgspec.structs.replace(whole, sweep=msgspec.structs.replace(whole.sweep, concurrency=[1]))
+
+
 def freeze(dataset: str, seed: int, requests: int, path: Path) -> WorkloadRecord:
     """A workload without a tokenizer: distinct ids per seed and request."""
     lines = [
@@ -103,4 +109,4 @@ class Quiet:
 
 
 if __name__ == "__main__":
-    run.run(setup(scenario(int(sys.argv[3])), Path(sys.argv[1]), Path(sys.argv[2])), Quiet())
+    run.run(setup(short(int(sys.argv[3])), Path(sys.argv[1]), Path(sys.argv[2])), Quiet())

@@ -29,15 +29,10 @@ def port() -> int:
     return pipeline.free_port()
 
 
-def small(port: int) -> Scenario:
-    """One arm and one load: a single trial."""
-    wanted = pipeline.scenario(port, arms={"plain": Arm()})
-    return msgspec.structs.replace(wanted, sweep=msgspec.structs.replace(wanted.sweep, concurrency=[1]))
-
-
 def test_the_same_command_on_a_finished_run_starts_a_new_one(tmp_path: Path, port: int) -> None:
-    first = run.run(pipeline.setup(small(port), tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
-    second = run.run(pipeline.setup(small(port), tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    single = pipeline.short(port, arms={"plain": Arm()})
+    first = run.run(pipeline.setup(single, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    second = run.run(pipeline.setup(single, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
     assert first != second
 
 
@@ -51,11 +46,11 @@ def test_kill_9_of_the_runner_costs_the_trial_under_way_and_nothing_else(tmp_pat
     before = {p: p.stat().st_mtime_ns for p in results.glob("*/*/sitting-1/*/*/complete")}
     assert before
     quiet = pipeline.Quiet()
-    folder = run.run(pipeline.setup(pipeline.scenario(port), results, state), quiet)
+    folder = run.run(pipeline.setup(pipeline.short(port), results, state), quiet)
     after = {p: p.stat().st_mtime_ns for p in folder.glob("sitting-1/*/*/complete")}
-    assert len(after) == 6
+    assert len(after) == 3
     assert {p: t for p, t in after.items() if p in before} == before
-    assert len(quiet.trials) == 6 - len(before)
+    assert len(quiet.trials) == 3 - len(before)
     assert len(list(results.glob("pipeline/*/run.json"))) == 1
     assert not left_of(tmp_path)
 
@@ -80,14 +75,14 @@ def test_a_port_in_use_is_one_line_before_anything_is_started(tmp_path: Path) ->
 
 
 def test_a_server_that_does_not_start_says_why_and_leaves_the_earlier_arm(tmp_path: Path, port: int) -> None:
-    wanted = pipeline.scenario(port)
+    wanted = pipeline.short(port)
     broken = Arm(draft=True, flags={"speculative-algorithm": "EAGLE3"}, env={"FAKE_FAIL": "pool_too_small"})
     wanted = msgspec.structs.replace(wanted, arms={"plain": Arm(), "eagle3": broken})
     with pytest.raises(ServerFailed, match="mem-fraction-static") as caught:
         run.run(pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
     assert caught.value.kind == "pool_too_small"
     (folder,) = (tmp_path / "results").glob("pipeline/*")
-    assert len(measurements.read(folder).trials) == 2
+    assert len(measurements.read(folder).trials) == 1
 
 
 def test_a_server_that_dies_in_a_trial_ends_the_run_and_keeps_what_was_measured(tmp_path: Path, port: int) -> None:
@@ -158,8 +153,8 @@ class TakesThePort(pipeline.Quiet):
 def test_the_port_is_looked_at_before_every_start(tmp_path: Path, port: int) -> None:
     quiet = TakesThePort(port)
     with quiet.taken, pytest.raises(RunFailed, match=f"port {port} is in use"):
-        run.run(pipeline.setup(pipeline.scenario(port), tmp_path / "results", tmp_path / "state"), quiet)
-    assert len(quiet.trials) == 2
+        run.run(pipeline.setup(pipeline.short(port), tmp_path / "results", tmp_path / "state"), quiet)
+    assert len(quiet.trials) == 1
 
 
 def test_a_server_that_runs_another_algorithm_ends_the_run(tmp_path: Path, port: int) -> None:
