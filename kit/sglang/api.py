@@ -50,7 +50,7 @@ def wait_until_generates(
             tail.read()
             return time.monotonic() - begin
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, POLL_S)
+        pause_s = min(1.25 * pause_s, POLL_S)
 
 
 def failed(endpoint: Endpoint, log_path: Path) -> ServerFailed:

@@ -81,7 +81,7 @@ def left(mark: str) -> list[int]:
 def wait_for_nothing_left(mark: str) -> None:
     deadline = time.monotonic() + 60
     while left(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.02)
     assert left(mark) == []
 
 
