@@ -272,7 +272,9 @@ def test_a_client_that_fails_is_an_engine_lost_with_its_last_words(
 
 
 def test_a_drive_that_is_given_up_ends_the_client(tmp_path: Path, port: int, mark: str, client: Path) -> None:
-    with engine(tmp_path, client).serve(launch(tmp_path, port, mark)) as endpoint:
+    what = launch(tmp_path, port, mark)
+    with engine(tmp_path, client).serve(what) as endpoint:
+        api.wait_until_generates(endpoint, what.log, 60)  # before that it may not have come up to be counted
         lines = endpoint.drive(job(port, mark, "endless"))
         next(lines)
         next(lines)
