@@ -1,10 +1,11 @@
-"""Which charts a run gets and what each says: from a summary and its records to finished SVG. Draws nothing itself.
+"""Which charts a run gets and what each says, from a summary and its records. Draws nothing itself.
 
 A title states the finding in words, read from the same crossovers and cells as the tables. A run that is a rehearsal
 says so on every chart.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -37,15 +38,15 @@ WHISKERS = "bars: range of the trials, or a quantile's 95 % interval"
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """One chart: where it lies beside the report, what it says, and the SVG element."""
+    """One chart: where it lies beside the report, what it says, and what draws its SVG element."""
 
     file: str
     title: str
-    svg: str
+    draw: Callable[[], str]
 
 
-def draw(summary: Summary, m: Measurements) -> list[Chart]:
-    """The charts of a run, in the report's order; a chart without data is left out."""
+def of_run(summary: Summary, m: Measurements) -> list[Chart]:
+    """The charts of a run, in the report's order, not drawn yet; a chart without data is left out."""
     found = [_pools(summary)]
     for dataset in summary.datasets:
         found += [_output(summary, dataset), _ttft(summary, dataset), _tpot(summary, dataset)]
@@ -54,8 +55,8 @@ def draw(summary: Summary, m: Measurements) -> list[Chart]:
     return [chart for chart in found if chart]
 
 
-def _chart(name: str, words: Words, svg: str) -> Chart:
-    return Chart(file=f"charts/{name}.svg", title=words.finding, svg=svg)
+def _chart(name: str, words: Words, draw: Callable[[], str]) -> Chart:
+    return Chart(file=f"charts/{name}.svg", title=words.finding, draw=draw)
 
 
 def _words(summary: Summary, finding: str, plotted: str) -> Words:
@@ -73,8 +74,10 @@ def _output(summary: Summary, dataset: str) -> Chart | None:
     words = _words(
         summary, _finding(summary, dataset, OUTPUT), f"Output tokens per second, data set {dataset}; {WHISKERS}"
     )
-    svg = charts.over_load(words, lines, "output tokens per second", _brackets(summary, dataset, OUTPUT))
-    return _chart(f"output-{dataset}", words, svg)
+    brackets = _brackets(summary, dataset, OUTPUT)
+    return _chart(
+        f"output-{dataset}", words, partial(charts.over_load, words, lines, "output tokens per second", brackets)
+    )
 
 
 def _tpot(summary: Summary, dataset: str) -> Chart | None:
@@ -82,8 +85,8 @@ def _tpot(summary: Summary, dataset: str) -> Chart | None:
     if not lines:
         return None
     words = _words(summary, _finding(summary, dataset, TPOT), f"Median time per token, data set {dataset}; {WHISKERS}")
-    svg = charts.over_load(words, lines, "milliseconds per token", _brackets(summary, dataset, TPOT))
-    return _chart(f"tpot-{dataset}", words, svg)
+    brackets = _brackets(summary, dataset, TPOT)
+    return _chart(f"tpot-{dataset}", words, partial(charts.over_load, words, lines, "milliseconds per token", brackets))
 
 
 def _ttft(summary: Summary, dataset: str) -> Chart | None:
@@ -96,8 +99,10 @@ def _ttft(summary: Summary, dataset: str) -> Chart | None:
         _finding(summary, dataset, TTFT),
         f"Time to the first token, data set {dataset}: median (filled) and P99 (hollow, thin); {WHISKERS}",
     )
-    svg = charts.over_load(words, lines, "milliseconds", _brackets(summary, dataset, TTFT), scale="log")
-    return _chart(f"ttft-{dataset}", words, svg)
+    brackets = _brackets(summary, dataset, TTFT)
+    return _chart(
+        f"ttft-{dataset}", words, partial(charts.over_load, words, lines, "milliseconds", brackets, scale="log")
+    )
 
 
 def _lines(summary: Summary, dataset: str, metric: str, light: str = "") -> list[Line]:
@@ -206,7 +211,7 @@ def _gaps(summary: Summary, m: Measurements, dataset: str) -> Chart | None:
         _gap_finding(summary, dataset, load),
         f"All gaps between chunks that carry tokens at {users_text(load)}, data set {dataset}",
     )
-    return _chart(f"gaps-{dataset}", words, charts.tail(words, series))
+    return _chart(f"gaps-{dataset}", words, partial(charts.tail, words, series))
 
 
 def _closed(m: Measurements, dataset: str) -> list[TrialData]:
@@ -247,7 +252,7 @@ def _pools(summary: Summary) -> Chart | None:
         charts.Bar(name=c.arm, arm=summary.arms.index(c.arm), tokens=float(c.pool_tokens or 0), label=_pool_label(c))
         for c in known
     ]
-    return _chart("pools", words, charts.pools(words, bars))
+    return _chart("pools", words, partial(charts.pools, words, bars))
 
 
 def _pool_label(c: Condition) -> str:
@@ -292,7 +297,8 @@ def _card(summary: Summary, m: Measurements, sitting: SittingRecord) -> Chart | 
     start = samples[0].monotonic_s
     locked = sitting.lock.state == "locked"
     words = _words(summary, _card_finding(samples, sitting), "SM clock and power of the card while trials ran")
-    svg = charts.over_time(
+    draw = partial(
+        charts.over_time,
         words,
         [charts.Sample(s.monotonic_s - start, s.sm_clock_mhz, s.power_w) for s in samples],
         list(_spans(summary, trials, start)),
@@ -300,7 +306,7 @@ def _card(summary: Summary, m: Measurements, sitting: SittingRecord) -> Chart | 
         next((g.power_limit_w for g in sitting.gpus if g.index == samples[0].index), None),
     )
     name = "card" if len(m.sittings) == 1 else f"card-sitting-{sitting.number}"
-    return _chart(name, words, svg)
+    return _chart(name, words, draw)
 
 
 def _first(samples: Sequence[GpuSample]) -> int:

@@ -274,8 +274,8 @@ def _answer(job: LockJob, state: str, detail: str, mhz: int | None = None) -> No
 
 def _wait_for_end(parent: int) -> None:
     """Until the pipe closes, a signal asks for the end, or the parent changes (a fork of it may keep the pipe open)."""
-    while os.getppid() == parent and not select.select([sys.stdin], [], [], 0)[0]:
-        if signal.sigtimedwait(ENDINGS, POLL_S) is not None:
+    while os.getppid() == parent:
+        if select.select([sys.stdin], [], [], POLL_S)[0] or signal.sigtimedwait(ENDINGS, 0) is not None:
             return
 
 

@@ -5,6 +5,7 @@ Knows nothing of how numbers were made: what a template shows, it is given. The 
 
 import datetime
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -43,21 +44,33 @@ def write(folder: Path, templates: Path, home: Path) -> Path:
 
 def render(run: Run, templates: Path, damage: Sequence[str] = ()) -> dict[str, str]:
     """The report's files by name: report.md, report.html and charts/*.svg. `damage` says what is not as sealed."""
-    charts = figures.draw(run.summary, run.records)
-    env = environment(templates)
-    markdown = env.get_template("report.md.j2").render(
-        s=run.summary,
-        scenario=run.scenario,
-        run=run.records.run,
-        sittings=run.records.sittings,
-        conclusion=verdict.conclude(run.summary),
-        claims=judge(run),
-        charts=charts,
-        damage=damage,
+    charts = figures.of_run(run.summary, run.records)
+    text = _markdown(run, templates, damage, charts)
+    drawn = {chart.file: chart.draw() for chart in charts}
+    html = environment(templates).get_template("report.html.j2").render(title=run.summary.title, page=page(text, drawn))
+    return {"report.md": text, "report.html": html, **drawn}
+
+
+def markdown(run: Run, templates: Path, damage: Sequence[str] = ()) -> str:
+    """The report's text alone: no chart is drawn for it."""
+    return _markdown(run, templates, damage, figures.of_run(run.summary, run.records))
+
+
+def _markdown(run: Run, templates: Path, damage: Sequence[str], charts: Sequence[figures.Chart]) -> str:
+    return (
+        environment(templates)
+        .get_template("report.md.j2")
+        .render(
+            s=run.summary,
+            scenario=run.scenario,
+            run=run.records.run,
+            sittings=run.records.sittings,
+            conclusion=verdict.conclude(run.summary),
+            claims=judge(run),
+            charts=charts,
+            damage=damage,
+        )
     )
-    shown = page(markdown, {chart.file: chart.svg for chart in charts})
-    html = env.get_template("report.html.j2").render(title=run.summary.title, page=shown)
-    return {"report.md": markdown, "report.html": html, **{c.file: c.svg for c in charts}}
 
 
 def verification(found: verify.VerifyReport, templates: Path) -> str:
@@ -65,6 +78,7 @@ def verification(found: verify.VerifyReport, templates: Path) -> str:
     return environment(templates).get_template("verify.md.j2").render(r=found)
 
 
+@cache
 def environment(templates: Path) -> jinja2.Environment:
     """Templates in which an unknown name is an error and a missing value is n/a."""
     env = jinja2.Environment(

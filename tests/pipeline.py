@@ -3,6 +3,7 @@
 As a program (`python -m tests.pipeline RESULTS STATE`) it is a runner that a test can kill.
 """
 
+import socket
 import sys
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from kit.scrub import Scrubber
 
 FAKES = Path(__file__).parent / "fakes"
 OUTPUT_LEN = 8
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
 
 
 def scenario(port: int, **changes: object) -> Scenario:
@@ -34,6 +41,12 @@ def scenario(port: int, **changes: object) -> Scenario:
         sweep=Sweep(concurrency=[1, 4], seeds=[1], requests_per_user=2, min_requests=4, warmup_output_len=4),
     )
     return msgspec.structs.replace(whole, **changes)
+
+
+def short(port: int, **changes: object) -> Scenario:
+    """The same at one load: a trial for each of the three starts."""
+    whole = scenario(port, **changes)
+    return msgspec.structs.replace(whole, sweep=msgspec.structs.replace(whole.sweep, concurrency=[1]))
 
 
 def freeze(dataset: str, seed: int, requests: int, path: Path) -> WorkloadRecord:
@@ -96,4 +109,4 @@ class Quiet:
 
 
 if __name__ == "__main__":
-    run.run(setup(scenario(int(sys.argv[3])), Path(sys.argv[1]), Path(sys.argv[2])), Quiet())
+    run.run(setup(short(int(sys.argv[3])), Path(sys.argv[1]), Path(sys.argv[2])), Quiet())

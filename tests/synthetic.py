@@ -58,8 +58,8 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     new_seeds: bool = False
     sittings: int = 1
     requests: int = 16
-    input_len: int = 512
-    output_len: int = 128
+    input_len: int = 600
+    output_len: int = 40
     token_s: float = 0.02
     prefill_s: float = 0.05
     noise: float = 0.0

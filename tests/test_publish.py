@@ -17,6 +17,7 @@ from tests.claims.folder import claimed, write
 from tests.claims.test_verify import CLAIMS
 from tests.synthetic import Truth, build
 
+RUN = claimed(build(Truth(noise=0.004, restart=0.004, concurrency=(1, 4))), *CLAIMS)
 NAMES = {"dragonfly": "host", "mwinters": "user"}
 LEAKS = [
     ("--model-path /home/mwinters/models/qwen3-8b", ["mwinters", "/home"]),
@@ -46,8 +47,7 @@ HARMLESS = [
 
 def make_run(folder: Path) -> Path:
     """A sealed run whose log says too much of the machine."""
-    m = claimed(build(Truth(noise=0.004, restart=0.004, concurrency=(1, 4))), *CLAIMS)
-    run = write(m, folder / "run-1", finished=False)
+    run = write(RUN, folder / "run-1", finished=False)
     log = run / "sitting-1" / "b1-1-plain" / "server.log"
     log.write_text("\n".join(text for text, _ in LEAKS) + "\n")
     (log.parent / ".hidden").write_text("x")

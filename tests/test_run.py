@@ -1,8 +1,6 @@
-"""The order of events, end to end against a fake server with true processes; resuming after every kind of end."""
+"""The order of events against a fake server with true processes; resuming after every kind of end."""
 
-import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,88 +17,22 @@ from kit import measurements, plan, run
 from kit.engine import Endpoint, Launch
 from kit.engine.process import ProcessEngine
 from kit.errors import RunFailed, ServerFailed, UnusableInput
-from kit.like import like
 from kit.run_folder import freeze_all, measuring, open_run
-from kit.scenario import Arm, Limits, Model, Scenario
-from kit.setup import Choices, Folders, put_together
+from kit.scenario import Arm, Limits, Scenario
 from tests import pipeline
 
 ROOT = Path(__file__).parent.parent
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 @pytest.fixture
 def port() -> int:
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pipeline.Quiet]:
-    home = tmp_path_factory.mktemp("finished")
-    free = free_port()
-    quiet = pipeline.Quiet()
-    return run.run(pipeline.setup(pipeline.scenario(free), home / "results", home / "state"), quiet), quiet
-
-
-def test_a_run_leaves_what_the_design_names(finished: tuple[Path, pipeline.Quiet]) -> None:
-    folder, quiet = finished
-    assert quiet.expected == len(quiet.trials) == 3 * 2
-    for place in ("run.json", "complete", "workloads/ids-s1.jsonl", "sitting-1/sitting.json"):
-        assert (folder / place).is_file(), place
-    legs = sorted(p.name for p in (folder / "sitting-1").iterdir() if p.is_dir())
-    assert legs == ["b1-1-plain", "b1-2-eagle3", "b1-3-plain"]
-    for leg in legs:
-        for name in ("server.log", "server.json", "server_info.json"):
-            assert (folder / "sitting-1" / leg / name).stat().st_size > 0
-
-
-def test_the_records_are_whole(finished: tuple[Path, pipeline.Quiet]) -> None:
-    m = measurements.read(finished[0])
-    assert len(m.trials) == 6
-    assert not m.incomplete
-    for trial in m.trials:
-        assert trial.record.void is None
-        assert trial.record.flush.status == 200
-        assert len(trial.requests) == trial.record.requests
-        for request in trial.requests:
-            assert request.error is None
-            assert not request.warmup
-            assert sum(tokens for _, tokens in request.chunks) == request.completion_tokens == pipeline.OUTPUT_LEN
-
-
-def test_both_arms_replayed_the_same_bytes(finished: tuple[Path, pipeline.Quiet]) -> None:
-    m = measurements.read(finished[0])
-    assert len({t.record.workload_sha256 for t in m.trials}) == 1
-
-
-def test_the_server_was_read_twice_over(finished: tuple[Path, pipeline.Quiet]) -> None:
-    m = measurements.read(finished[0])
-    by_arm = {record.arm: record.facts for _, record in m.servers}
-    assert by_arm["plain"].pool_tokens == 24094
-    assert by_arm["eagle3"].pool_tokens == 9951
-    assert by_arm["eagle3"].max_running_requests == 48
-    assert by_arm["eagle3"].cap_warning
-    assert all(not facts.mismatches for facts in by_arm.values())
-
-
-def test_results_name_no_folder_of_this_machine(finished: tuple[Path, pipeline.Quiet]) -> None:
-    for path in finished[0].rglob("*"):
-        if path.is_file():
-            assert str(ROOT) not in path.read_text(errors="replace"), path.name
+    return pipeline.free_port()
 
 
 def test_the_same_command_on_a_finished_run_starts_a_new_one(tmp_path: Path, port: int) -> None:
-    small = pipeline.scenario(port)
-    small = msgspec.structs.replace(
-        small, arms={"plain": Arm()}, sweep=msgspec.structs.replace(small.sweep, seeds=[1], concurrency=[1])
-    )
-    first = run.run(pipeline.setup(small, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
-    second = run.run(pipeline.setup(small, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    single = pipeline.short(port, arms={"plain": Arm()})
+    first = run.run(pipeline.setup(single, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+    second = run.run(pipeline.setup(single, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
     assert first != second
 
 
@@ -114,11 +46,11 @@ def test_kill_9_of_the_runner_costs_the_trial_under_way_and_nothing_else(tmp_pat
     before = {p: p.stat().st_mtime_ns for p in results.glob("*/*/sitting-1/*/*/complete")}
     assert before
     quiet = pipeline.Quiet()
-    folder = run.run(pipeline.setup(pipeline.scenario(port), results, state), quiet)
+    folder = run.run(pipeline.setup(pipeline.short(port), results, state), quiet)
     after = {p: p.stat().st_mtime_ns for p in folder.glob("sitting-1/*/*/complete")}
-    assert len(after) == 6
+    assert len(after) == 3
     assert {p: t for p, t in after.items() if p in before} == before
-    assert len(quiet.trials) == 6 - len(before)
+    assert len(quiet.trials) == 3 - len(before)
     assert len(list(results.glob("pipeline/*/run.json"))) == 1
     assert not left_of(tmp_path)
 
@@ -143,14 +75,14 @@ def test_a_port_in_use_is_one_line_before_anything_is_started(tmp_path: Path) ->
 
 
 def test_a_server_that_does_not_start_says_why_and_leaves_the_earlier_arm(tmp_path: Path, port: int) -> None:
-    wanted = pipeline.scenario(port)
+    wanted = pipeline.short(port)
     broken = Arm(draft=True, flags={"speculative-algorithm": "EAGLE3"}, env={"FAKE_FAIL": "pool_too_small"})
     wanted = msgspec.structs.replace(wanted, arms={"plain": Arm(), "eagle3": broken})
     with pytest.raises(ServerFailed, match="mem-fraction-static") as caught:
         run.run(pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
     assert caught.value.kind == "pool_too_small"
     (folder,) = (tmp_path / "results").glob("pipeline/*")
-    assert len(measurements.read(folder).trials) == 2
+    assert len(measurements.read(folder).trials) == 1
 
 
 def test_a_server_that_dies_in_a_trial_ends_the_run_and_keeps_what_was_measured(tmp_path: Path, port: int) -> None:
@@ -221,14 +153,8 @@ class TakesThePort(pipeline.Quiet):
 def test_the_port_is_looked_at_before_every_start(tmp_path: Path, port: int) -> None:
     quiet = TakesThePort(port)
     with quiet.taken, pytest.raises(RunFailed, match=f"port {port} is in use"):
-        run.run(pipeline.setup(pipeline.scenario(port), tmp_path / "results", tmp_path / "state"), quiet)
-    assert len(quiet.trials) == 2
-
-
-def test_a_servers_name_is_of_one_start_and_no_recorded_argument(finished: tuple[Path, pipeline.Quiet]) -> None:
-    infos = [json.loads(p.read_text()) for p in finished[0].glob("sitting-1/*/server_info.json")]
-    assert len({info["served_model_name"] for info in infos}) == len(infos) == 3
-    assert not [s for _, s in measurements.read(finished[0]).servers if "--served-model-name" in s.argv]
+        run.run(pipeline.setup(pipeline.short(port), tmp_path / "results", tmp_path / "state"), quiet)
+    assert len(quiet.trials) == 1
 
 
 def test_a_server_that_runs_another_algorithm_ends_the_run(tmp_path: Path, port: int) -> None:
@@ -298,31 +224,6 @@ def test_a_file_where_results_should_go_is_one_line(tmp_path: Path, place: str) 
         begun(tmp_path / "results")
 
 
-# ---- like a published run -------------------------------------------------------------------------------------------
-
-
-def test_a_run_to_repeat_brings_the_engine_that_it_used(finished: tuple[Path, pipeline.Quiet], tmp_path: Path) -> None:
-    origin = like(finished[0])
-    assert origin.engine == "process"
-    (tmp_path / "models" / "fake-model").mkdir(parents=True)
-    (tmp_path / "models" / "fake-model" / "config.json").touch()
-    wanted = pipeline.scenario(30000, model=Model(path="fake-model"), draft=None)
-    here = [tmp_path / name for name in ("results", "models", "datasets", "cache")]
-    places = Folders(root=tmp_path, results=here[0], models=here[1], datasets=here[2], cache=here[3])
-    with pytest.raises(UnusableInput, match="the docker engine needs one"):
-        put_together(wanted, places, Choices(), print, msgspec.structs.replace(origin, engine="docker"))
-
-
-def test_a_run_to_repeat_of_a_newer_format_is_refused(finished: tuple[Path, pipeline.Quiet], tmp_path: Path) -> None:
-    folder = shutil.copytree(finished[0], tmp_path / "newer")
-    (folder / "complete").unlink()
-    record = measurements.read_record(folder / "run.json", measurements.RunRecord)
-    newer = msgspec.structs.replace(record, format=measurements.FORMAT + 1)
-    measurements.write_record(folder / "run.json", newer)
-    with pytest.raises(UnusableInput, match="newer than this kit reads"):
-        like(folder)
-
-
 def wait_for(found: object, limit_s: float = 60) -> None:
     assert callable(found)
     end = time.monotonic() + limit_s
@@ -366,14 +267,14 @@ class OneMore:
 
 def test_a_finished_run_is_gone_on_with_by_a_strategy_that_wants_more(tmp_path: Path, port: int) -> None:
     places = (tmp_path / "results", tmp_path / "state")
-    wanted = pipeline.scenario(port)
+    wanted = pipeline.scenario(port, arms={"plain": Arm()})
     first = run.run(pipeline.setup(wanted, *places), pipeline.Quiet())
     before = {p: p.stat().st_mtime_ns for p in first.glob("sitting-1/*/*/complete")}
     again = run.run(pipeline.setup(wanted, *places), pipeline.Quiet(), OneMore())
     assert again == first
     m = measurements.read(first)
     assert {p: p.stat().st_mtime_ns for p in before} == before
-    assert len(m.trials) == 6 + 3
+    assert len(m.trials) == 2 + 1
     assert {t.record.seed for t in m.trials} == {1, 7}
     assert m.run.looks_planned == 2
     assert not measurements.damage(first)

@@ -14,7 +14,7 @@ from kit.sglang.failure import classify
 
 PROBE = json.dumps({"text": "Hello", "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}).encode()
 PROBE_TIMEOUT_S = 120.0  # the first token of a new server may wait for kernels to be compiled
-POLL_S = 0.5
+FIRST_POLL_S, POLL_S = 0.05, 0.5  # a server takes a tenth of a second or minutes to come up
 # Names that SGLang itself puts in the place of the one that was asked for.
 ALSO_CALLED = {"NEXTN": ("EAGLE", "FROZEN_KV_MTP"), "EAGLE": ("FROZEN_KV_MTP",)}
 FLUSH_WAIT_S = 30
@@ -31,7 +31,7 @@ def wait_until_generates(
     Raises ServerFailed with the class of the failure and the log's last lines when the server ends or time runs out.
     """
     begin = time.monotonic()
-    tail = _Tail(log_path, on_line)
+    tail, pause_s = _Tail(log_path, on_line), FIRST_POLL_S
     while True:
         tail.read()
         remaining_s = timeout_s - (time.monotonic() - begin)
@@ -49,7 +49,8 @@ def wait_until_generates(
         if _generates(endpoint, min(PROBE_TIMEOUT_S, remaining_s)) and endpoint.exit_code() is None:
             tail.read()
             return time.monotonic() - begin
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(1.25 * pause_s, POLL_S)
 
 
 def failed(endpoint: Endpoint, log_path: Path) -> ServerFailed:

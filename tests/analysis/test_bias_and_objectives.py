@@ -2,10 +2,10 @@ import msgspec
 import pytest
 
 from kit.scenario import Dataset, Slo
-from tests.analysis.small import small, summarise
-from tests.synthetic import ArmTruth, build
+from tests.analysis.shared import summarise
+from tests.synthetic import ArmTruth, Truth, build
 
-SETS = small(
+SETS = Truth(
     arms={"plain": ArmTruth(), "eagle3": ArmTruth(accept_length=2.7)},
     datasets={
         "random": Dataset(source="random"),
@@ -36,14 +36,14 @@ def test_the_interval_of_the_bias_holds_the_truth() -> None:
 
 
 def test_one_data_set_has_no_bias() -> None:
-    assert summarise(build(small())).biases == []
+    assert summarise(build(Truth())).biases == []
 
 
 LIMITS = Slo(ttft_p99_s=2.0, tpot_p50_s=0.025)
 
 
 def objective(arm: str, **fields: object) -> tuple[int | None, str]:
-    truth = small(
+    truth = Truth(
         arms={"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.5, accept_length=2.7, pool_tokens=9_951)}, slo=LIMITS
     )
     found = summarise(build(msgspec.structs.replace(truth, **fields))).objectives
@@ -58,9 +58,9 @@ def test_the_highest_load_within_the_limits() -> None:
 
 
 def test_without_limits_there_are_no_objectives() -> None:
-    assert summarise(build(small())).objectives == []
+    assert summarise(build(Truth())).objectives == []
 
 
 def test_a_p99_of_few_requests_is_indicative_there_too() -> None:
-    found = summarise(build(small(slo=LIMITS))).objectives[0]
+    found = summarise(build(Truth(slo=LIMITS))).objectives[0]
     assert found.indicative and found.output_throughput_tok_s and found.joules_per_token is None

@@ -4,10 +4,10 @@ import pytest
 from kit.analysis.conditions import Condition
 from kit.measurements import Measurements, ServerFacts
 from kit.scenario import Dataset
-from tests.analysis.small import small, summarise
-from tests.synthetic import ArmTruth, build
+from tests.analysis.shared import summarise
+from tests.synthetic import ArmTruth, Truth, build
 
-ARTICLE = small(
+ARTICLE = Truth(
     arms={
         "plain": ArmTruth(pool_tokens=24_094),
         "eagle3": ArmTruth(pool_tokens=9_951, max_running=48, cap_warning=True, draft=True, accept_length=2.73),
@@ -74,7 +74,7 @@ def test_a_rehearsal_says_why(facts: dict[str, object], reason: str) -> None:
                                                    (("random", "prompts"), False)])  # fmt: skip
 def test_case_50_random_prompts_alone_are_a_rehearsal(sources: tuple[str, ...], rehearsal: bool) -> None:
     datasets = {f"d{i}": Dataset(source=s) for i, s in enumerate(sources)}
-    found = summarise(build(small(datasets=datasets))).rehearsal
+    found = summarise(build(Truth(datasets=datasets))).rehearsal
     assert found == (["all prompts are random"] if rehearsal else [])
 
 

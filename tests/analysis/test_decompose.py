@@ -3,13 +3,13 @@ import pytest
 
 from kit.analysis.summary import Summary
 from kit.measurements import SpecCounters
-from tests.analysis.small import small, summarise
+from tests.analysis.shared import summarise
 from tests.synthetic import ArmTruth, Truth, build, edited, with_requests
 
 
 def truth(speed: float = 1.5, accept: float = 2.7, **fields: object) -> Truth:
     arms = {"plain": ArmTruth(), "eagle3": ArmTruth(speed=speed, accept_length=accept, draft=True, **fields)}  # type: ignore[arg-type]
-    return small(arms=arms, concurrency=(4, 16, 32))
+    return Truth(arms=arms, concurrency=(4, 16, 32))
 
 
 def test_speed_up_is_accept_length_over_step_cost() -> None:
@@ -62,7 +62,7 @@ def forced(cost: float, lengths: tuple[int, ...] = (1, 2, 3, 4)) -> Summary:
     arms = {"plain": ArmTruth()}
     for a in lengths:
         arms[f"forced{a}"] = ArmTruth(speed=a / cost, accept_length=float(a), forced_accept_length=float(a), draft=True)
-    return summarise(build(small(arms=arms, concurrency=(8,), noise=0.002)))
+    return summarise(build(Truth(arms=arms, concurrency=(8,), noise=0.002)))
 
 
 def test_case_45_break_even_by_forced_acceptance() -> None:
@@ -84,8 +84,8 @@ def test_one_forced_length_tells_no_break_even() -> None:
 
 
 def test_case_61_identical_answers_are_a_share_and_no_failure() -> None:
-    other = small(arms={"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.5, accept_length=2.7, other_answers=True)})
-    same, different = summarise(build(small())).twins[0], summarise(build(other)).twins[0]
+    other = Truth(arms={"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.5, accept_length=2.7, other_answers=True)})
+    same, different = summarise(build(Truth())).twins[0], summarise(build(other)).twins[0]
     assert (same.identical, same.plain_identical, different.identical) == (1.0, 1.0, 0.0)
     assert (different.plain_identical, different.pairs) == (1.0, 48)
 
@@ -95,7 +95,7 @@ def test_answers_under_forced_acceptance_mean_nothing() -> None:
 
 
 def test_the_share_of_requests_made_slower() -> None:
-    m = edited(build(small()), lambda t: with_requests(
+    m = edited(build(Truth()), lambda t: with_requests(
         t, lambda r: msgspec.structs.replace(r, done_s=(r.done_s or 0) + 99) if r.index % 4 == 0 else r
     ) if t.record.arm == "eagle3" else t)  # fmt: skip
     found = summarise(m).twins[0]

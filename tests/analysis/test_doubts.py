@@ -17,9 +17,9 @@ from kit.measurements import (
     TrialData,
 )
 from kit.scenario import Dataset, Sweep
-from tests.analysis.small import small, summarise
+from tests.analysis.shared import summarise
 from tests.analysis.test_conditions import ARTICLE, said
-from tests.synthetic import ArmTruth, build, edited, with_record, with_requests
+from tests.synthetic import ArmTruth, Truth, build, edited, with_record, with_requests
 
 
 def doubts(m: Measurements, tag: str) -> list[Doubt]:
@@ -28,7 +28,7 @@ def doubts(m: Measurements, tag: str) -> list[Doubt]:
 
 def changed(change: Callable[[RequestRecord], RequestRecord], arm: str = "eagle3") -> Measurements:
     """A run whose requests of one arm went through `change`."""
-    return edited(build(small(noise=0.005)), lambda t: with_requests(t, change) if t.record.arm == arm else t)
+    return edited(build(Truth(noise=0.005)), lambda t: with_requests(t, change) if t.record.arm == arm else t)
 
 
 def with_scenario(m: Measurements, **tables: object) -> Measurements:
@@ -37,21 +37,21 @@ def with_scenario(m: Measurements, **tables: object) -> Measurements:
 
 
 def test_a_clean_run_has_only_notes() -> None:
-    clean = small(noise=0.003, requests=120)
+    clean = Truth(noise=0.003, requests=120)
     assert [d.tag for d in summarise(build(clean)).doubts if d.severity != "note"] == []
 
 
 def test_severe_doubts_come_first_and_every_one_has_advice() -> None:
-    found = summarise(edited(build(small()), lambda t: with_record(t, flush=Flush(tries=3, status=400, seconds=1))))
+    found = summarise(edited(build(Truth()), lambda t: with_record(t, flush=Flush(tries=3, status=400, seconds=1))))
     ranks = [("severe", "warning", "note").index(d.severity) for d in found.doubts]
     assert ranks == sorted(ranks)
     assert all(d.advice and d.text and d.subject for d in found.doubts)
 
 
 def test_few_samples_behind_a_p99() -> None:
-    found = doubts(build(small()), "few-samples")
+    found = doubts(build(Truth()), "few-samples")
     assert [(d.number, d.limit) for d in found] == [(48, 299)]
-    assert doubts(build(small(requests=120)), "few-samples") == []
+    assert doubts(build(Truth(requests=120)), "few-samples") == []
 
 
 def test_answers_of_one_length_keep_the_users_in_step() -> None:
@@ -75,12 +75,12 @@ def test_case_30_cached_tokens_beyond_what_the_workload_shares() -> None:
 
 
 def test_case_29_a_flush_that_failed() -> None:
-    m = edited(build(small()), lambda t: with_record(t, flush=Flush(tries=9, status=400, seconds=9.0)))
+    m = edited(build(Truth()), lambda t: with_record(t, flush=Flush(tries=9, status=400, seconds=9.0)))
     assert [d.number for d in doubts(m, "flush")] == [27]
 
 
 def test_case_14_errors_within_the_limit_are_shown() -> None:
-    m = build(small(requests=120))
+    m = build(Truth(requests=120))
 
     def one_fails(t: TrialData) -> TrialData:
         bad = msgspec.structs.replace(t.requests[0], error=RequestError(kind="reset", detail=""), chunks=[])
@@ -97,20 +97,20 @@ def test_case_14_and_53_a_trial_with_too_many_failures_is_void() -> None:
 
 
 def test_void_and_incomplete_trials_are_named() -> None:
-    m = edited(build(small()), lambda t: with_record(t, void="the card failed: lost") if t.record.seed == 3 else t)
+    m = edited(build(Truth()), lambda t: with_record(t, void="the card failed: lost") if t.record.seed == 3 else t)
     m = msgspec.structs.replace(m, incomplete=["sitting-1/b1-3-plain/own-c0001-s1"])
     assert len(doubts(m, "void-trial")) == 9
     assert doubts(m, "incomplete")[0].number == 1
 
 
 def test_an_accept_length_below_1_2() -> None:
-    poor = small(arms={"plain": ArmTruth(), "ngram": ArmTruth(accept_length=1.1, algorithm="NGRAM")})
+    poor = Truth(arms={"plain": ArmTruth(), "ngram": ArmTruth(accept_length=1.1, algorithm="NGRAM")})
     assert [d.subject for d in doubts(build(poor), "small-accept-length")] == ["ngram on own"]
 
 
 def test_an_accept_length_that_was_forced_is_no_doubt() -> None:
     poor = ArmTruth(accept_length=1.0, forced_accept_length=1.0, draft=True)
-    assert doubts(build(small(arms={"plain": ArmTruth(), "forced1": poor})), "small-accept-length") == []
+    assert doubts(build(Truth(arms={"plain": ArmTruth(), "forced1": poor})), "small-accept-length") == []
 
 
 def test_case_37_no_counters_is_no_accept_length() -> None:
@@ -120,13 +120,13 @@ def test_case_37_no_counters_is_no_accept_length() -> None:
 
 
 def test_case_35_the_servers_own_accept_length_may_be_another_ranks() -> None:
-    m = edited(build(small()), lambda t: with_record(t, avg_spec_accept_length=4.0))
+    m = edited(build(Truth()), lambda t: with_record(t, avg_spec_accept_length=4.0))
     assert [d.subject for d in doubts(m, "accept-length-differs")] == ["eagle3"]
 
 
 @pytest.mark.parametrize("fields", [{"prompt_tokens": 580}, {"completion_tokens": 30}])
 def test_case_47_realised_lengths_off_what_was_asked(fields: dict[str, int]) -> None:
-    truth = small(datasets={"random": Dataset(source="random", input_len=600, output_len=40)})
+    truth = Truth(datasets={"random": Dataset(source="random", input_len=600, output_len=40)})
     tag = "prompt-length" if "prompt_tokens" in fields else "answer-length"
     m = build(truth)
     assert doubts(m, tag) == []
@@ -148,7 +148,7 @@ def poorer(m: Measurements, steps: int, when: Callable[[TrialData], bool]) -> Me
 
 
 def test_case_34_ngram_state_that_leaks_into_later_trials() -> None:
-    m = build(small(arms=NGRAM))
+    m = build(Truth(arms=NGRAM))
     assert doubts(m, "drafts-moved") == []
     found = doubts(poorer(m, 7, lambda t: t.record.concurrency == 32), "drafts-moved")
     assert [(d.subject, d.severity) for d in found] == [("ngram on own", "warning")]
@@ -159,14 +159,14 @@ def test_case_34_ngram_state_that_leaks_into_later_trials() -> None:
 
 
 def test_case_34_the_same_order_repeated_twice_is_compared() -> None:
-    m = build(small(arms=NGRAM, blocks=2))
+    m = build(Truth(arms=NGRAM, blocks=2))
     assert doubts(m, "drafts-moved") == []
     found = doubts(poorer(m, 7, lambda t: t.record.leg.startswith("b2-")), "drafts-moved")
     assert len(found) == 1 and "again at" in found[0].text
 
 
 def test_case_34_answers_that_differ_or_drafts_that_were_forced_are_not_compared() -> None:
-    other = build(small(arms=NGRAM))
+    other = build(Truth(arms=NGRAM))
     changed = edited(
         poorer(other, 7, lambda t: t.record.concurrency == 32),
         lambda t: with_requests(t, lambda r: msgspec.structs.replace(r, output_sha256=f"{t.record.trial} {r.index}")),
@@ -178,12 +178,12 @@ def test_case_34_answers_that_differ_or_drafts_that_were_forced_are_not_compared
 
 def test_case_46_a_range_ratio_asks_for_other_means() -> None:
     data = {"random": Dataset(source="random", input_len=1200, output_len=80, range_ratio=0.0)}
-    assert doubts(build(small(datasets=data)), "prompt-length") == []
+    assert doubts(build(Truth(datasets=data)), "prompt-length") == []
 
 
 def test_real_answer_lengths_are_not_compared_with_a_limit() -> None:
     data = {"own": Dataset(source="prompts", output_len=4096, ignore_eos=False)}
-    assert doubts(build(small(datasets=data)), "answer-length") == []
+    assert doubts(build(Truth(datasets=data)), "answer-length") == []
 
 
 def test_case_57_a_sweep_beyond_the_cap() -> None:
@@ -198,7 +198,7 @@ def test_case_28_kernels_compiled_during_a_trial() -> None:
         log = msgspec.structs.replace(t.record.log, compiled=t.record.concurrency == 8)
         return with_record(t, log=log)
 
-    found = doubts(edited(build(small()), compiled), "compiled")
+    found = doubts(edited(build(Truth()), compiled), "compiled")
     assert len(found) == 2 and "8 users" in found[0].text
 
 
@@ -230,21 +230,21 @@ def test_case_15_chunks_that_do_not_add_up_to_the_servers_count() -> None:
 
 
 def test_case_20_an_open_loop_that_could_not_keep_up() -> None:
-    m = build(small(rates=(2.0,)))
+    m = build(Truth(rates=(2.0,)))
     late = edited(m, lambda t: with_requests(t, lambda r: msgspec.structs.replace(r, scheduled_s=(r.sent_s or 0) - 1)))
     assert doubts(m, "late-sending") == []
     assert len(doubts(late, "late-sending")) == 2
 
 
 def test_case_22_more_chunks_than_the_client_is_trusted_with() -> None:
-    m = build(small())
+    m = build(Truth())
     test = SelfTest(ttft_error_p99_s=0.001, gap_error_p99_s=0.001, trusted_chunks_per_s=10)
     slow = msgspec.structs.replace(m, sittings=[msgspec.structs.replace(s, selftest=test) for s in m.sittings])
     assert doubts(slow, "chunk-rate") and not doubts(m, "chunk-rate")
 
 
 def test_case_51_other_prompts_under_the_same_seed() -> None:
-    m = edited(build(small()), lambda t: with_record(t, workload_sha256=t.record.arm))
+    m = edited(build(Truth()), lambda t: with_record(t, workload_sha256=t.record.arm))
     assert len(doubts(m, "other-prompts")) == 3
 
 
@@ -255,17 +255,17 @@ def test_case_65_an_unknown_version_and_facts_that_disagree() -> None:
 
 
 def test_an_image_without_a_digest() -> None:
-    m = build(small())
+    m = build(Truth())
     assert doubts(msgspec.structs.replace(m, run=msgspec.structs.replace(m.run, unpinned=True)), "unpinned-image")
 
 
 def test_case_25_no_warm_up() -> None:
     sweep = Sweep(concurrency=[1, 8, 32], seeds=[1, 2, 3], warmup_per_user=0)
-    assert doubts(with_scenario(build(small()), sweep=sweep), "no-warm-up")
+    assert doubts(with_scenario(build(Truth()), sweep=sweep), "no-warm-up")
 
 
 def test_case_70_throttling_and_a_lock_that_did_not_hold() -> None:
-    m = build(small())
+    m = build(Truth())
     samples = [
         GpuSample(monotonic_s=0.1 * i, index=0, sm_clock_mhz=1500, reasons=0x4, utilisation=1.0, power_w=70.0)
         for i in range(400)
@@ -281,7 +281,7 @@ def test_case_70_throttling_and_a_lock_that_did_not_hold() -> None:
 
 
 def test_case_74_undecided_points_say_how_many_more_seeds() -> None:
-    truth = small(arms={"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.05, accept_length=2.0)}, noise=0.03, draw=2)
+    truth = Truth(arms={"plain": ArmTruth(), "eagle3": ArmTruth(speed=1.05, accept_length=2.0)}, noise=0.03, draw=2)
     found = doubts(build(truth), "undecided")
     assert found and all((d.number or 0) >= 1 for d in found)
     assert all("undecided; " in d.text and " likely to settle " in d.text for d in found)

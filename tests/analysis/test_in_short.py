@@ -11,9 +11,9 @@ from kit.analysis.metrics import METRICS
 from kit.claims.found import Run
 from kit.measurements import Measurements, TrialData
 from kit.scenario import Scenario
-from tests.analysis.small import small, summarise
+from tests.analysis.shared import summarise
 from tests.analysis.test_conditions import said
-from tests.synthetic import ArmTruth, build, edited, with_record
+from tests.synthetic import ArmTruth, Truth, build, edited, with_record
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 ARMS = {
@@ -27,7 +27,7 @@ ARMS = {
 @pytest.fixture(scope="module")
 def article() -> Measurements:
     """The article's two pools: twice as fast a token at every load, and 32 users who wait for 15 slots."""
-    return build(small(arms=ARMS, concurrency=(1, 8, 32), noise=0.002, requests=40))
+    return build(Truth(arms=ARMS, concurrency=(1, 8, 32), noise=0.002, requests=40))
 
 
 def lines(m: Measurements) -> list[str]:
@@ -56,14 +56,14 @@ def test_what_was_forced_is_marked(article: Measurements) -> None:
 
 
 def test_without_pressure_the_highest_load_is_told() -> None:
-    found = lines(build(small(concurrency=(1, 4), noise=0.002)))
+    found = lines(build(Truth(concurrency=(1, 4), noise=0.002)))
     assert found[2].startswith("First token (median), neither pool nor cap binds: ") and "at 4 users" in found[2]
 
 
 def test_the_report_shows_no_raw_tag_and_no_flattened_command(article: Measurements) -> None:
     m = said(article, "eagle3", load_format="dummy")
     run = Run(m, summarise(m), msgspec.convert(m.run.scenario, Scenario))
-    found = report.render(run, TEMPLATES)["report.md"]
+    found = report.markdown(run, TEMPLATES)
     assert [x.tag for x in METRICS if x.tag in found and x.tag not in ("retractions", "accept_length")] == []
     assert "1 users" not in found and "-0.00" not in found
     assert "Time per token (median): 0.50 times plain's" in found.partition("## Conditions")[0]
@@ -80,6 +80,6 @@ def test_a_number_that_is_undecided_for_another_reason_than_its_interval_says_wh
         watch = msgspec.structs.replace(t.record.watch, lag_p99_s=0.9)
         return with_record(t, watch=watch) if t.record.concurrency == 4 else t
 
-    found = lines(edited(build(small(concurrency=(1, 4), noise=0.002)), lag))
+    found = lines(edited(build(Truth(concurrency=(1, 4), noise=0.002)), lag))
     assert "faster at 1 user, undecided at 4 users (the client's P99 lag is" in found[0]
     assert "undecided: the client's P99 lag is" in found[1]

@@ -3,8 +3,8 @@ import pytest
 
 from kit.analysis.limits import Limit, Pressure, limits
 from kit.plan import Point
-from tests.analysis.small import small, summarise
-from tests.synthetic import ArmTruth, build
+from tests.analysis.shared import summarise
+from tests.synthetic import ArmTruth, Truth, build
 
 
 def pressure(**fields: object) -> Pressure:
@@ -52,7 +52,7 @@ def test_case_57_the_cap_of_48_is_named_with_its_numbers() -> None:
 def test_case_60_the_pool_of_the_article_shows_at_32_users() -> None:
     """15 requests fit beside the draft, so 17 of 32 wait, and the crossover says so."""
     slow = {1: 1.5, 8: 1.5, 32: 0.8}
-    truth = small(
+    truth = Truth(
         arms={
             "plain": ArmTruth(),
             "eagle3": ArmTruth(speed=slow.__getitem__, accept_length=2.7, pool_tokens=9_951, draft=True),
@@ -67,7 +67,7 @@ def test_case_60_the_pool_of_the_article_shows_at_32_users() -> None:
 
 
 def test_pressures_add_up_over_trials() -> None:
-    m = build(small())
+    m = build(Truth())
     found = next(p for p in summarise(m).pressures if p.arm == "plain" and p.point.concurrency == 32)
     assert (found.max_running, found.mean_running, found.retracted) == (32, 32.0, 0)
     silent = msgspec.structs.replace(found, max_running=None)

@@ -11,10 +11,9 @@ from kit.errors import UnusableInput
 from kit.measurements import LogCounts, Measurements, RequestRecord, ServerFacts, TrialData
 from kit.scenario import Dataset, Slo
 from kit.verdict import conclude
-from tests.analysis.small import small
-from tests.synthetic import ArmTruth, build, edited, with_record, with_requests
+from tests.synthetic import ArmTruth, Truth, build, edited, with_record, with_requests
 
-WIDE = small(
+WIDE = Truth(
     arms={
         "plain": ArmTruth(),
         "eagle3": ArmTruth(speed=1.5, accept_length=2.7, draft=True, pool_tokens=9_951, max_running=48),
@@ -70,13 +69,13 @@ def test_quantiles_of_dependent_values_have_no_interval(wide: Measurements) -> N
 
 
 def test_an_open_loop_point_is_a_row_and_no_crossover() -> None:
-    summary = summarise(build(small(rates=(2.0,))))
+    summary = summarise(build(Truth(rates=(2.0,))))
     assert "2 req/s" in {r.load for r in summary.rows}
     assert all("0" not in c.states for c in summary.crossovers)
 
 
 def test_a_scenario_that_cannot_be_read_is_named() -> None:
-    m = build(small())
+    m = build(Truth())
     broken = msgspec.structs.replace(m, run=msgspec.structs.replace(m.run, scenario={"title": 3}))
     with pytest.raises(UnusableInput, match=r"run\.json: the recorded scenario"):
         summarise(broken)

@@ -6,7 +6,7 @@ import pytest
 from kit.measurements import Measurements
 from kit.scenario import Dataset, Slo
 from kit.verdict import ChecklistItem, Value, Verdict, conclude
-from tests.analysis.small import small, summarise
+from tests.analysis.shared import summarise
 from tests.analysis.test_conditions import said
 from tests.synthetic import ArmTruth, Truth, build
 
@@ -19,7 +19,7 @@ def truth(speed: Callable[[int], float] | float, **fields: object) -> Truth:
         "concurrency": LOADS,
         "noise": 0.003,
     }
-    return small(**{**known, **fields})  # type: ignore[arg-type]
+    return Truth(**{**known, **fields})  # type: ignore[arg-type]
 
 
 def verdict(m: Measurements, traffic: str = "batch", dataset: str = "own") -> Verdict:

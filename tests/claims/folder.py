@@ -26,8 +26,23 @@ def on_card(m: ms.Measurements, name: str) -> ms.Measurements:
     return msgspec.structs.replace(m, sittings=sittings)
 
 
+_WRITTEN: dict[tuple[int, bool], tuple[ms.Measurements, dict[Path, bytes]]] = {}
+
+
 def write(m: ms.Measurements, folder: Path, finished: bool = True) -> Path:
-    """The folder that `measurements.read` gives these measurements back from."""
+    """The folder that `measurements.read` gives these measurements back from; written once, then copied."""
+    key = id(m), finished
+    if key not in _WRITTEN:
+        _write(m, folder, finished)
+        _WRITTEN[key] = m, {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        return folder
+    for name, data in _WRITTEN[key][1].items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def _write(m: ms.Measurements, folder: Path, finished: bool) -> None:
     workloads = []
     for w in m.run.workloads:
         data = f'{{"index":0,"output_len":8,"text":"{w.sha256}"}}\n'.encode()
@@ -47,4 +62,3 @@ def write(m: ms.Measurements, folder: Path, finished: bool = True) -> Path:
         ms.seal(place)
     if finished:
         ms.seal(folder)
-    return folder

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from kit import report
+from kit.claims import verify
 from kit.errors import UnusableInput
 from kit.measurements import COMPLETE, ServerRecord, TrialData
 from kit.publish import publish
@@ -23,8 +24,13 @@ def written(folder: Path) -> str:
     return report.write(folder, TEMPLATES, folder.parent / "made" / folder.name).read_text()
 
 
+def text_of(folder: Path) -> str:
+    """The Markdown alone, for which no chart is drawn."""
+    return report.markdown(verify.load(folder), TEMPLATES, verify.damage(folder))
+
+
 def first_line(folder: Path) -> str:
-    return written(folder).splitlines()[0]
+    return text_of(folder).splitlines()[0]
 
 
 def first_leg(t: TrialData) -> TrialData | None:
@@ -44,13 +50,14 @@ def test_a_whole_run_has_no_banner(tmp_path: Path) -> None:
 def test_edited_records_are_named_before_anything_else(tmp_path: Path) -> None:
     folder = write(RUN, tmp_path / "run")
     record = next(folder.glob("sitting-1/*eagle3*/*/requests.jsonl"))
-    record.write_bytes(record.read_bytes().replace(b'"prompt_tokens":512', b'"prompt_tokens":511', 1))
-    line = first_line(folder)
+    record.write_bytes(record.read_bytes().replace(b'"prompt_tokens":600', b'"prompt_tokens":599', 1))
+    text = written(folder)
+    line = text.splitlines()[0]
     assert line.startswith("> **Damaged:** ") and line.endswith("nothing below can be relied on.")
     assert f"{record.relative_to(folder)} was changed after it was written" in line
     made = (tmp_path / "made" / "run" / "report.html").read_text()
     assert "<strong>Damaged:</strong>" in made and made.index("<blockquote>") < made.index("<h1>")
-    assert written(folder) == written(folder)
+    assert written(folder) == text
     assert (tmp_path / "made" / "run" / "report.html").read_text() == made
 
 
@@ -73,7 +80,7 @@ def test_many_damaged_files_are_counted(tmp_path: Path) -> None:
 
 def test_a_published_folder_that_is_not_as_published_is_named(tmp_path: Path) -> None:
     copy = publish(write(RUN, tmp_path / "run"), tmp_path / "copy", names={}).path
-    assert "Damaged" not in written(copy)
+    assert "Damaged" not in text_of(copy)
     (copy / "README.md").write_text("forged")
     assert "README.md was changed after it was published" in first_line(copy)
 
@@ -90,7 +97,7 @@ def test_an_unfinished_run_says_how_much_is_measured(tmp_path: Path) -> None:
 def test_one_trial_and_one_seed_are_counted_as_one_says_them(tmp_path: Path) -> None:
     text = written(write(edited(RUN, one_trial), tmp_path / "run", finished=False))
     assert "1 of 18 trials measured" in text and "- 1 of 18 trials with 1 seed in 1 A B A block;" in text
-    assert "- 1 trial with 1 seed in 1 A B A block;" in written(write(edited(RUN, one_trial), tmp_path / "small"))
+    assert "- 1 trial with 1 seed in 1 A B A block;" in text_of(write(edited(RUN, one_trial), tmp_path / "small"))
 
 
 def test_two_sittings_of_one_block_do_not_count_twice() -> None:
@@ -111,14 +118,14 @@ def test_a_run_whose_server_never_started_is_readable(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    folder = write(RUN, tmp_path / "run")
+    folder = write(msgspec.structs.replace(RUN, trials=[], servers=[]), tmp_path / "run", finished=False)
     with pytest.raises(UnusableInput, match="^/proc/x/y: the report cannot be written there: "):
         report.write(folder, TEMPLATES, Path("/proc/x/y"))
 
 
 def test_a_command_is_typed_once(tmp_path: Path) -> None:
     rehearsed = build(Truth(noise=0.004, restart=0.004, concurrency=(1, 4), load_format="dummy"))
-    text = written(write(rehearsed, tmp_path / "run"))
+    text = text_of(write(rehearsed, tmp_path / "run"))
     assert text.count(OWN_PROMPTS) == 1 and text.index(OWN_PROMPTS) > text.index("### 5. ")
 
 
@@ -127,7 +134,7 @@ def test_weights_that_took_less_than_nothing_are_not_available(tmp_path: Path) -
         loads = [msgspec.structs.replace(x, memory_gib=-0.02) for x in record.facts.loads]
         return msgspec.structs.replace(record, facts=msgspec.structs.replace(record.facts, loads=loads))
 
-    text = written(
+    text = text_of(
         write(msgspec.structs.replace(RUN, servers=[(n, freed(s)) for n, s in RUN.servers]), tmp_path / "run")
     )
     assert "-0.02" not in text

@@ -125,7 +125,7 @@ def test_a_missing_seed_cannot_be_told_and_never_holds(tmp_path: Path) -> None:
 def test_a_changed_record_is_named_and_unusable(tmp_path: Path) -> None:
     folder = write(RUN, tmp_path / "run")
     record = next(folder.glob("sitting-1/*eagle3*/*/requests.jsonl"))
-    record.write_bytes(record.read_bytes().replace(b'"prompt_tokens":512', b'"prompt_tokens":511', 1))
+    record.write_bytes(record.read_bytes().replace(b'"prompt_tokens":600', b'"prompt_tokens":599', 1))
     with pytest.raises(UnusableInput, match=r"run is damaged: .*requests.jsonl was changed after it was written"):
         verify(folder)
     with pytest.raises(UnusableInput, match="published is damaged"):

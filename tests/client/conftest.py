@@ -1,5 +1,6 @@
 """The client as a program of its own against a server on a real socket."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -37,19 +38,23 @@ def client(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "kit.client", *arguments]
 
 
+def drive_all(
+    server: BadServer, folder: Path, prompts: list[str], **asked: Any
+) -> tuple[list[RequestRecord], DriveEnd]:
+    """One drive to its end: its records in the prompts' order, and its last word."""
+    job = job_for(server.port, folder, prompts, **asked)
+    done = subprocess.run(client("drive"), input=job, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = [msgspec.json.decode(line, type=ClientLine) for line in done.stdout.splitlines()]
+    assert isinstance(lines[-1], DriveEnd)
+    records = [line for line in lines[:-1] if isinstance(line, RequestRecord)]
+    assert len(records) == len(lines) - 1
+    return sorted(records, key=lambda record: record.index), lines[-1]
+
+
 @pytest.fixture
 def drive(server: BadServer, tmp_path: Path) -> Drive:
-    def run(prompts: list[str], **asked: Any) -> tuple[list[RequestRecord], DriveEnd]:
-        job = job_for(server.port, tmp_path, prompts, **asked)
-        done = subprocess.run(client("drive"), input=job, capture_output=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, b"")
-        lines = [msgspec.json.decode(line, type=ClientLine) for line in done.stdout.splitlines()]
-        assert isinstance(lines[-1], DriveEnd)
-        records = [line for line in lines[:-1] if isinstance(line, RequestRecord)]
-        assert len(records) == len(lines) - 1
-        return sorted(records, key=lambda record: record.index), lines[-1]
-
-    return run
+    return functools.partial(drive_all, server, tmp_path)
 
 
 def chat_frame(delta: dict[str, Any] | None, usage: int | None = None, finish: str | None = None, **more: Any) -> bytes:

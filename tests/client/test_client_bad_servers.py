@@ -1,8 +1,13 @@
 """Whatever a server does, a request becomes one record, the next request goes on, and the drive ends."""
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import pytest
-from bad_server import WAYS
-from conftest import Drive
+from bad_server import WAYS, bad_server
+from conftest import Drive, drive_all
+
+from kit.measurements import DriveEnd, RequestRecord
 
 RULES = {"request_timeout_s": 0.6, "silence_timeout_s": 0.25}
 FAILURES = {
@@ -32,13 +37,33 @@ FINE = (
 )  # fmt: skip
 
 
+def driven(ways: Iterable[str], folder: Path, **rules: float) -> tuple[dict[str, list[RequestRecord]], DriveEnd]:
+    """Each way between two good answers, all in one drive: the records of the three by the way, and how it ended."""
+    with bad_server() as server:
+        prompts = ["good", *(prompt for way in ways for prompt in (way, "good"))]
+        records, end = drive_all(server, folder, prompts, **rules)
+    return {way: records[2 * n : 2 * n + 3] for n, way in enumerate(ways)}, end
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[RequestRecord]], DriveEnd]:
+    return driven(FAILURES, tmp_path_factory.mktemp("failed"), **RULES)
+
+
+@pytest.fixture(scope="module")
+def fine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RequestRecord]]:
+    return driven(FINE, tmp_path_factory.mktemp("fine"), request_timeout_s=5.0, silence_timeout_s=5.0)[0]
+
+
 def test_every_way_of_the_server_is_judged() -> None:
     assert set(FAILURES) | set(FINE) | {"good", "slow"} == set(WAYS)
 
 
 @pytest.mark.parametrize("way", FAILURES)
-def test_a_failure_is_a_record_and_the_drive_goes_on(drive: Drive, way: str) -> None:
-    records, end = drive(["good", way, "good"], **RULES)
+def test_a_failure_is_a_record_and_the_drive_goes_on(
+    failed: tuple[dict[str, list[RequestRecord]], DriveEnd], way: str
+) -> None:
+    records, end = failed[0][way], failed[1]
     kind, detail, status = FAILURES[way]
     error = records[1].error
     assert error is not None
@@ -51,8 +76,8 @@ def test_a_failure_is_a_record_and_the_drive_goes_on(drive: Drive, way: str) -> 
 
 
 @pytest.mark.parametrize("way", FINE)
-def test_an_odd_but_whole_answer_is_good(drive: Drive, way: str) -> None:
-    records, _ = drive(["good", way, "good"], **{**RULES, "request_timeout_s": 5.0, "silence_timeout_s": 5.0})
+def test_an_odd_but_whole_answer_is_good(fine: dict[str, list[RequestRecord]], way: str) -> None:
+    records = fine[way]
     assert [record.error for record in records] == [None] * 3
     assert len({record.output_sha256 for record in records}) == 1
     assert [[tokens for _, tokens in record.chunks] for record in records] == [[1, 2, 2, 1]] * 3

@@ -105,7 +105,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def teapot() -> Iterator[int]:
     with http.server.HTTPServer(("127.0.0.1", 0), _Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server.server_port
         server.shutdown()
 

@@ -81,7 +81,7 @@ def left(mark: str) -> list[int]:
 def wait_for_nothing_left(mark: str) -> None:
     deadline = time.monotonic() + 60
     while left(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.02)
     assert left(mark) == []
 
 
@@ -179,8 +179,8 @@ def test_case_54_an_open_port_is_not_readiness(tmp_path: Path, port: int, mark: 
     with engine(tmp_path).serve(what) as endpoint:
         while endpoint.call("GET", "/server_info").status != 200:
             time.sleep(0.05)
-        with pytest.raises(ServerFailed, match=r"within 1 s.*server\.start_timeout_s") as raised:
-            api.wait_until_generates(endpoint, what.log, 1)
+        with pytest.raises(ServerFailed, match=r"within 0\.5 s.*server\.start_timeout_s") as raised:
+            api.wait_until_generates(endpoint, what.log, 0.5)
     assert raised.value.kind == "timed_out"
 
 
@@ -272,7 +272,9 @@ def test_a_client_that_fails_is_an_engine_lost_with_its_last_words(
 
 
 def test_a_drive_that_is_given_up_ends_the_client(tmp_path: Path, port: int, mark: str, client: Path) -> None:
-    with engine(tmp_path, client).serve(launch(tmp_path, port, mark)) as endpoint:
+    what = launch(tmp_path, port, mark)
+    with engine(tmp_path, client).serve(what) as endpoint:
+        api.wait_until_generates(endpoint, what.log, 60)  # before that it may not have come up to be counted
         lines = endpoint.drive(job(port, mark, "endless"))
         next(lines)
         next(lines)
@@ -377,7 +379,8 @@ def generate(endpoint: Endpoint, text: str, tokens: int) -> dict[str, object]:
 
 def test_the_fake_queues_by_its_pool_and_forgets_on_a_flush(tmp_path: Path, port: int, mark: str) -> None:
     what = launch(tmp_path, port, mark, "--speculative-algorithm", "NGRAM", "--decode-log-interval", "1",
-                  FAKE_POOL="100", FAKE_FLUSH_BUSY="1")  # fmt: skip
+                  FAKE_POOL="100", FAKE_FLUSH_BUSY="1", FAKE_PREFILL_MS="0.5", FAKE_STEP_MS="0.5",
+                  FAKE_STEP_MS_PER_REQUEST="0")  # fmt: skip
     with engine(tmp_path).serve(what) as endpoint:
         api.wait_until_generates(endpoint, what.log, 60)
         assert api.flush(endpoint, pause_s=0.01).tries == 2

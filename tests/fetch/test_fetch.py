@@ -109,7 +109,7 @@ def _etag(data: bytes) -> str:
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server() as serving:
-        thread = threading.Thread(target=serving.serve_forever)
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))  # how often it looks for the shutdown
         thread.start()
         yield serving
         serving.shutdown()

@@ -67,6 +67,7 @@ def test_a_missing_compiler_is_one_line_with_the_command(monkeypatch: pytest.Mon
         check_tools()
 
 
+@pytest.mark.server
 def test_a_half_made_one_is_thrown_away_and_a_failed_step_leaves_no_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ The truth, by environment (all times in ms; an arm's `env` table sets them):
   FAKE_VERSION              the version that /server_info tells                      (default 0.5.17)
   FAKE_RETRACT_EVERY        retracts one request each N decode steps                 (default 0: never)
   FAKE_FLUSH_BUSY           answers that many flushes with 400                       (default 0)
-  FAKE_START_MS             time from the start to an open port                      (default 50)
+  FAKE_START_MS             time from the start to an open port                      (default 10)
   FAKE_FAIL                 out_of_memory | pool_too_small | port_in_use | model_not_found | no_gpu | silent |
                             never_ready | exit_after_requests:N
   FAKE_ALGORITHM            the algorithm that it says it runs         (default: the one asked for)
@@ -449,7 +449,7 @@ def children(count: int) -> None:
 async def serve(args: dict[str, Any]) -> None:
     server = Server(args)
     server.print_startup()
-    await asyncio.sleep(number("FAKE_START_MS", 50) / 1000)
+    await asyncio.sleep(number("FAKE_START_MS", 10) / 1000)
     scheduler = asyncio.create_task(server.schedule())
     listener = await asyncio.start_server(
         lambda reader, writer: Connection(server, reader, writer).talk(),

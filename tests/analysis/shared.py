@@ -1,9 +1,8 @@
-"""Truths with short answers, as long in all as the article's 640 tokens, and summaries that tests share."""
+"""Summaries that tests share."""
 
 from kit.analysis import summary
 from kit.analysis.summary import Summary
 from kit.measurements import Measurements
-from tests.synthetic import Truth
 
 _SUMMARIES: dict[int, tuple[Measurements, Summary]] = {}
 
@@ -13,8 +12,3 @@ def summarise(m: Measurements) -> Summary:
     if id(m) not in _SUMMARIES:
         _SUMMARIES[id(m)] = m, summary.summarise(m)
     return _SUMMARIES[id(m)][1]
-
-
-def small(**fields: object) -> Truth:
-    """A truth of 600 tokens in and 40 out; fields as of `Truth`."""
-    return Truth(**{"input_len": 600, "output_len": 40, **fields})  # type: ignore[arg-type]
