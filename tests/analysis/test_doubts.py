@@ -58,7 +58,7 @@ def test_answers_of_one_length_keep_the_users_in_step() -> None:
     def spread(r: RequestRecord) -> RequestRecord:
         return msgspec.structs.replace(r, sent_s=0.37 * r.index, done_s=0.37 * r.index + 1.0)
 
-    assert [(d.subject, d.number, d.severity) for d in doubts(build(small()), "in-step")] == [
+    assert [(d.subject, d.number, d.severity) for d in doubts(build(Truth()), "in-step")] == [
         ("plain on own", 1.0, "note"),
         ("eagle3 on own", 1.0, "note"),
     ]
