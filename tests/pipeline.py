@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 def scenario(port: int, **changes: object) -> Scenario:
-    """Two arms, two loads, one seed: six trials in a few seconds."""
+    """Two arms, two loads, one seed, no warm-up: six trials in a few seconds."""
     whole = Scenario(
         title="Pipeline",
         question="does the order of events hold?",
@@ -38,7 +38,7 @@ def scenario(port: int, **changes: object) -> Scenario:
         server=Server(port=port, env={"FAKE_STEP_MS": "2", "FAKE_PREFILL_MS": "1"}, start_timeout_s=60),
         arms={"plain": Arm(), "eagle3": Arm(draft=True, flags={"speculative-algorithm": "EAGLE3"})},
         datasets={"ids": Dataset(source="random-ids", input_len=16, output_len=OUTPUT_LEN)},
-        sweep=Sweep(concurrency=[1, 4], seeds=[1], requests_per_user=2, min_requests=4, warmup_output_len=4),
+        sweep=Sweep(concurrency=[1, 4], seeds=[1], requests_per_user=2, min_requests=4, warmup_per_user=0),
     )
     return msgspec.structs.replace(whole, **changes)
 

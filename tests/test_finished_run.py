@@ -23,7 +23,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pipeline.Q
     home = tmp_path_factory.mktemp("finished")
     free = pipeline.free_port()
     quiet = pipeline.Quiet()
-    return run.run(pipeline.setup(pipeline.scenario(free), home / "results", home / "state"), quiet), quiet
+    wanted = pipeline.scenario(free)
+    wanted = msgspec.structs.replace(wanted, sweep=msgspec.structs.replace(wanted.sweep, warmup_per_user=1))
+    return run.run(pipeline.setup(wanted, home / "results", home / "state"), quiet), quiet
 
 
 def test_a_run_leaves_what_the_design_names(finished: tuple[Path, pipeline.Quiet]) -> None:

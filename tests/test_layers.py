@@ -1,6 +1,7 @@
 """The direction of imports: recording and reading meet only on disk, and each outside library has one home."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def sources() -> list[Path]:
     return [p for p in paths if STANDINS not in p.as_posix()]
 
 
+@cache
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):

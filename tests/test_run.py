@@ -87,7 +87,7 @@ def test_a_server_that_does_not_start_says_why_and_leaves_the_earlier_arm(tmp_pa
 
 def test_a_server_that_dies_in_a_trial_ends_the_run_and_keeps_what_was_measured(tmp_path: Path, port: int) -> None:
     wanted = pipeline.scenario(port)
-    dying = Arm(env={"FAKE_FAIL": "exit_after_requests:14"})
+    dying = Arm(env={"FAKE_FAIL": "exit_after_requests:8"})
     wanted = msgspec.structs.replace(wanted, arms={"plain": dying}, limits=Limits(silence_timeout_s=5))
     with pytest.raises(RunFailed):
         run.run(pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
