@@ -355,7 +355,7 @@ def test(c: Context, fast: bool = False) -> None:
         from kit.rehearsal import ensure_environment
 
         ensure_environment(setup.cpu_folder(ROOT), _say)
-    c.run(f"{sys.executable} -m pytest" + (" -n 2 --dist loadfile -m 'not server and not docker'" if fast else ""))
+    c.run(f"{sys.executable} -m pytest" + (" -n 3 --dist loadfile -m 'not server and not docker'" if fast else ""))
 
 
 @task(
