@@ -26,7 +26,7 @@ from kit.errors import UnusableInput
 from kit.measurements import COMPLETE, PACKED, RunRecord
 
 ARCHIVE = ".tar.gz"
-PACK_FROM_BYTES = 16_384
+PACK_FROM_BYTES = 4_096
 MOST_BYTES, MOST_FILES = 4 * 2**30, 200_000
 """Limits on what is unpacked of somebody else's archive."""
 WORKLOADS = "workloads"
