@@ -45,31 +45,23 @@ def write(folder: Path, templates: Path, home: Path) -> Path:
 def render(run: Run, templates: Path, damage: Sequence[str] = ()) -> dict[str, str]:
     """The report's files by name: report.md, report.html and charts/*.svg. `damage` says what is not as sealed."""
     charts = figures.of_run(run.summary, run.records)
-    text = _markdown(run, templates, damage, charts)
+    text = markdown(run, templates, charts, damage)
     drawn = {chart.file: chart.draw() for chart in charts}
     html = environment(templates).get_template("report.html.j2").render(title=run.summary.title, page=page(text, drawn))
     return {"report.md": text, "report.html": html, **drawn}
 
 
-def markdown(run: Run, templates: Path, damage: Sequence[str] = ()) -> str:
-    """The report's text alone: no chart is drawn for it."""
-    return _markdown(run, templates, damage, figures.of_run(run.summary, run.records))
-
-
-def _markdown(run: Run, templates: Path, damage: Sequence[str], charts: Sequence[figures.Chart]) -> str:
-    return (
-        environment(templates)
-        .get_template("report.md.j2")
-        .render(
-            s=run.summary,
-            scenario=run.scenario,
-            run=run.records.run,
-            sittings=run.records.sittings,
-            conclusion=verdict.conclude(run.summary),
-            claims=judge(run),
-            charts=charts,
-            damage=damage,
-        )
+def markdown(run: Run, templates: Path, charts: Sequence[figures.Chart], damage: Sequence[str] = ()) -> str:
+    """The report's text alone, which names the charts and draws none."""
+    return environment(templates).get_template("report.md.j2").render(
+        s=run.summary,
+        scenario=run.scenario,
+        run=run.records.run,
+        sittings=run.records.sittings,
+        conclusion=verdict.conclude(run.summary),
+        claims=judge(run),
+        charts=charts,
+        damage=damage,
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kit import report, tables
+from kit import figures, report, tables
 from kit.analysis.in_short import in_short
 from kit.analysis.metrics import METRICS
 from kit.claims.found import Run
@@ -63,7 +63,7 @@ def test_without_pressure_the_highest_load_is_told() -> None:
 def test_the_report_shows_no_raw_tag_and_no_flattened_command(article: Measurements) -> None:
     m = said(article, "eagle3", load_format="dummy")
     run = Run(m, summarise(m), msgspec.convert(m.run.scenario, Scenario))
-    found = report.markdown(run, TEMPLATES)
+    found = report.markdown(run, TEMPLATES, figures.of_run(run.summary, run.records))
     assert [x.tag for x in METRICS if x.tag in found and x.tag not in ("retractions", "accept_length")] == []
     assert "1 users" not in found and "-0.00" not in found
     assert "Time per token (median): 0.50 times plain's" in found.partition("## Conditions")[0]

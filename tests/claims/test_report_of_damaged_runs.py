@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kit import report
+from kit import figures, report
 from kit.claims import verify
 from kit.errors import UnusableInput
 from kit.measurements import COMPLETE, ServerRecord, TrialData
@@ -26,7 +26,8 @@ def written(folder: Path) -> str:
 
 def text_of(folder: Path) -> str:
     """The Markdown alone, for which no chart is drawn."""
-    return report.markdown(verify.load(folder), TEMPLATES, verify.damage(folder))
+    run = verify.load(folder)
+    return report.markdown(run, TEMPLATES, figures.of_run(run.summary, run.records), verify.damage(folder))
 
 
 def first_line(folder: Path) -> str:
