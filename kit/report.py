@@ -53,15 +53,19 @@ def render(run: Run, templates: Path, damage: Sequence[str] = ()) -> dict[str, s
 
 def markdown(run: Run, templates: Path, charts: Sequence[figures.Chart], damage: Sequence[str] = ()) -> str:
     """The report's text alone, which names the charts and draws none."""
-    return environment(templates).get_template("report.md.j2").render(
-        s=run.summary,
-        scenario=run.scenario,
-        run=run.records.run,
-        sittings=run.records.sittings,
-        conclusion=verdict.conclude(run.summary),
-        claims=judge(run),
-        charts=charts,
-        damage=damage,
+    return (
+        environment(templates)
+        .get_template("report.md.j2")
+        .render(
+            s=run.summary,
+            scenario=run.scenario,
+            run=run.records.run,
+            sittings=run.records.sittings,
+            conclusion=verdict.conclude(run.summary),
+            claims=judge(run),
+            charts=charts,
+            damage=damage,
+        )
     )
 
 
