@@ -6,7 +6,8 @@ failed requests take part in no metric but `failed_share`.
 """
 
 from collections.abc import Callable, Iterable
-from operator import itemgetter, sub
+from itertools import chain, repeat
+from operator import itemgetter, sub, truediv
 from statistics import fmean
 from typing import Literal, TypeAlias
 
@@ -117,10 +118,8 @@ def chunk_tokens(r: RequestRecord) -> int:
 
 
 def _itl_sglang(r: RequestRecord) -> Iterable[float]:
-    found: list[float] = []
-    for gap, (_, tokens) in zip(gaps_s(r), r.chunks[1:], strict=True):
-        found += [gap / tokens] * tokens
-    return found
+    tokens = list(map(itemgetter(1), r.chunks[1:]))
+    return chain.from_iterable(map(repeat, map(truediv, gaps_s(r), tokens), tokens))
 
 
 def _longest_gap(r: RequestRecord) -> Iterable[float]:
@@ -397,12 +396,13 @@ BY_TAG = {m.tag: m for m in METRICS}
 
 
 def values(metric: Metric, trial: TrialData) -> list[float]:
-    """What a trial gives to the pool: a number of each request (or gap), or the trial's one number; scaled."""
+    """What a trial gives to the pool, in order: a number of each request (or gap), or its own one number; scaled."""
     if metric.trial is not None:
         found = metric.trial(trial)
         return [] if found is None else [found * metric.scale]
     assert metric.request is not None
-    return [v * metric.scale for r in succeeded(trial) for v in metric.request(r)]
+    taken = np.fromiter(chain.from_iterable(map(metric.request, succeeded(trial))), float)
+    return list(np.sort(taken * metric.scale).tolist())
 
 
 def pooled(metric: Metric, numbers: list[float]) -> float | None:

@@ -76,7 +76,7 @@ def _numbers(trial: TrialData) -> dict[str, list[float]]:
     for metric in metrics.METRICS:
         quantity = (metric.trial or metric.request, metric.scale)
         if quantity not in taken:
-            taken[quantity] = sorted(metrics.values(metric, trial))
+            taken[quantity] = metrics.values(metric, trial)
         found[metric.tag] = taken[quantity]
     return found
 
