@@ -234,13 +234,13 @@ def _request(
     truth: Truth, arm: ArmTruth, trial: plan.Trial, index: int, sent: float, begins: float, token_s: float, first: float
 ) -> ms.RequestRecord:
     sizes = _chunk_sizes(truth.output_len, arm.accept_length or 1.0)
-    times = begins + first + token_s * np.concatenate([[0], np.cumsum(sizes[1:])])
+    times = (begins + first + token_s * _tokens_before(sizes)).tolist()
     answer = f"{trial.point.dataset} {trial.seed} {index} {trial.arm if arm.other_answers else ''}"
     steps = len(sizes) - 1
     return ms.RequestRecord(
         index=index, scheduled_s=sent, sent_s=sent,
-        chunks=[(float(t), int(n)) for t, n in zip(times, sizes, strict=True)], first_text_s=float(times[0]),
-        done_s=float(times[-1]), prompt_tokens=truth.input_len, completion_tokens=truth.output_len, cached_tokens=0,
+        chunks=list(zip(times, sizes, strict=True)), first_text_s=times[0],
+        done_s=times[-1], prompt_tokens=truth.input_len, completion_tokens=truth.output_len, cached_tokens=0,
         retractions=0, finish_reason="length", output_sha256=hashlib.sha256(answer.encode()).hexdigest(),
         spec=ms.SpecCounters(verify_steps=steps, correct_drafts=truth.output_len - 1 - steps)
         if arm.accept_length else None,
@@ -258,6 +258,12 @@ def _chunk_sizes(tokens: int, accept_length: float) -> tuple[int, ...]:
         sizes.append(size)
         given += size
     return tuple(sizes)
+
+
+@cache
+def _tokens_before(sizes: tuple[int, ...]) -> np.ndarray:
+    """How many tokens after the first chunk's each chunk ends."""
+    return np.concatenate([[0], np.cumsum(sizes[1:])])
 
 
 def _sha(dataset: str, seed: int) -> str:
