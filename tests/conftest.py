@@ -1,8 +1,11 @@
-"""Compiled modules are kept, whatever the caller's environment says: the tests start some two hundred Pythons, and each
-of them would compile the kit anew, as each run would compile the tests."""
+"""What the caller's environment must not change: compiled modules are kept, since the tests start some two hundred
+Pythons that would each compile the kit anew; and Ctrl-C ends what tests start, also when the shell started the tests in
+the background, where it is ignored."""
 
 import os
+import signal
 import sys
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+signal.signal(signal.SIGINT, signal.default_int_handler)
