@@ -93,7 +93,8 @@ def _in_step_share(_: Case, entry: Entry) -> float | None:
     if entry.point.rate_per_s is not None or entry.point.concurrency < IN_STEP_USERS or not times:
         return None
     sends, span = sorted(sent for sent, _ in times), IN_STEP_SPAN * median(took for _, took in times)
-    return median(bisect_right(sends, t + span) - bisect_left(sends, t - span) for t in sends) / entry.point.concurrency
+    together = median(bisect_right(sends, t + span) - bisect_left(sends, t - span) for t in sends)
+    return min(1.0, together / entry.point.concurrency)
 
 
 def _chunk_rate_share(case: Case, entry: Entry) -> float | None:
