@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -33,9 +34,8 @@ from kit.run_folder import Setup
 from kit.sglang import api, launch
 
 ROOT = Path(__file__).resolve().parent.parent
-FIGURES: dict[
-    str, Callable[[list[RequestRecord]], float]
-] = {  # SGLang's name -> how it is taken from the kit's records, in SGLang's own definition
+Take: TypeAlias = Callable[[list[RequestRecord]], float]
+FIGURES: dict[str, Take] = {  # SGLang's name -> how it is taken from the kit's records, in SGLang's own definition
     "total_input_tokens": lambda r: sum(x.prompt_tokens or 0 for x in r),
     "total_output_tokens": lambda r: _tokens(r),
     "output_throughput": lambda r: _tokens(r) / _span_s(r),

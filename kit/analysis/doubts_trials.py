@@ -89,7 +89,7 @@ def _late_share(_: Case, entry: Entry) -> float | None:
 def _in_step_share(_: Case, entry: Entry) -> float | None:
     """The share of the users that sent a request in one moment, `IN_STEP_SPAN` of an answer's time either way: the
     median over the requests. A closed loop of equal answers keeps its first wave: then this is 1."""
-    times = [(r.sent_s, r.done_s - r.sent_s) for r in succeeded(entry.trial) if r.sent_s is not None and r.done_s]
+    times = [(r.sent_s, e2e) for r in succeeded(entry.trial) if r.sent_s is not None and (e2e := metrics.e2e_s(r))]
     if entry.point.rate_per_s is not None or entry.point.concurrency < IN_STEP_USERS or not times:
         return None
     sends, span = sorted(sent for sent, _ in times), IN_STEP_SPAN * median(took for _, took in times)

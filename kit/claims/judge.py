@@ -73,11 +73,12 @@ def judge_one(claim: Claim, run: Run) -> Judged:
     low, high = limits(claim)
     reason = why_not or _reason(places, local)
     if not why_not and not run.records.finished:
-        outcome, reason = "cannot tell", _unfinished(run)
+        outcome, reason = "cannot tell", unfinished(run)
     return Judged(claim=claim, outcome=outcome, reason=reason, local=local, low=low, high=high, places=places)
 
 
-def _unfinished(run: Run) -> str:
+def unfinished(run: Run) -> str:
+    """What is said of a run that is not finished, with how much of it is measured."""
     return f"the run is not finished: {run.records.measured} of {counted(run.records.planned, 'trial')} measured"
 
 

@@ -17,7 +17,7 @@ from kit.analysis.summary import summarise
 from kit.analysis.words import counted
 from kit.claims.against import Compared, Difference, compare, differences
 from kit.claims.found import Run
-from kit.claims.judge import Judged, judge
+from kit.claims.judge import Judged, judge, unfinished
 from kit.errors import UnusableInput
 from kit.scenario import Scenario
 
@@ -130,8 +130,7 @@ def notes(run: Run) -> list[str]:
     """Remarks on a folder that can be read but is not all that was planned."""
     found = []
     if not run.records.finished:
-        measured = f"{run.records.measured} of {counted(run.records.planned, 'trial')} measured"
-        found.append(f"the run is not finished: {measured}; the same run command goes on")
+        found.append(f"{unfinished(run)}; the same run command goes on")
     if begun := run.records.incomplete:
         found.append(f"{counted(len(begun), 'trial')} begun and not completed, the first {begun[0]}")
     void = [t for t in run.records.trials if t.record.void]
