@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ FIGURES: dict[str, Take] = {  # SGLang's name -> how it is taken from the kit's 
     "median_itl_ms": lambda r: _quantile(r, "itl_sglang_p50_ms", 0.5),
     "p99_itl_ms": lambda r: _quantile(r, "itl_sglang_p99_ms", 0.99),
 }
+PAUSE_S = 1.0  # SGLang's client waits as long between its flush and its first request
 NOTES = """
 Answers of one length keep requests that began together in step, in each client by the groups of its own start: compare
 TTFT and TPOT where one user asks or the lengths differ. SGLang's duration runs from before its first request to after
@@ -109,8 +111,9 @@ class Bench:
         self.kit(2 * point.users)
 
     def kit(self, requests: int) -> list[RequestRecord]:
-        """One measured drive of the kit's client; every request must succeed."""
+        """One drive of the kit's client on a flushed cache; every request must succeed."""
         api.flush(self.endpoint)
+        time.sleep(PAUSE_S)
         job = DriveJob(
             host="",
             port=self.scenario.server.port,
@@ -120,6 +123,7 @@ class Bench:
         )
         decoder = msgspec.json.Decoder(RequestRecord | DriveEnd)
         lines = [decoder.decode(line) for line in self.endpoint.drive(job)]
+        self.watch = next(line.watch for line in lines if isinstance(line, DriveEnd))
         records = [line for line in lines if isinstance(line, RequestRecord)]
         assert all(r.error is None for r in records), next(r.error for r in records if r.error)
         return records
@@ -187,7 +191,9 @@ def compare_clients(bench: Bench, rounds: int) -> None:
 
 
 def _kit_turn(bench: Bench) -> dict[str, float]:
+    bench.kit(1)  # SGLang's client warms up with one request of its own
     records = bench.kit(bench.point.requests)
+    say(f"the kit's client itself: {msgspec.json.encode(bench.watch).decode()}")
     return {"duration": _span_s(records), **{name: take(records) for name, take in FIGURES.items()}}
 
 

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 for scenario in "$@"; do
   "$PY" -m invoke run --scenario "$scenario" --engine process || echo "h200: $scenario ended with $?"
 done
-"$PY" -m bench.crosscheck --scenario h200-break-even --arm accept-3 --rounds 12 --sampler-pairs 12 \
-  --point 16:320:1 --point 1:30:1 ||
+"$PY" -m bench.crosscheck --scenario h200-break-even --arm accept-3 --rounds 14 --sampler-pairs 12 \
+  --point 1:40:1 --point 16:320:1 ||
   echo "h200: crosscheck ended with $?"
 echo "h200: all done"
