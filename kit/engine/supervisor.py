@@ -1,8 +1,9 @@
 """A small process between the runner and its child: ends the child and all that came of it when the runner goes.
 
-Run as a script with the standard library alone. Standard input is the lifeline: its first line is the order (JSON:
-argv, env, cores, log, stdin, grace_s, marker), and its end, however it comes about, is the sign to stop. The exit code
-is the child's, 128 + N for a signal. Knows nothing of SGLang or of the client.
+Run as a script with the standard library alone, and little of it: one starts before every server and every drive, and
+`pathlib` and `typing` would cost more than all it does. Standard input is the lifeline: its first line is the order
+(JSON: argv, env, cores, log, stdin, grace_s, marker), and its end, however it comes about, is the sign to stop. The
+exit code is the child's, 128 + N for a signal. Knows nothing of SGLang or of the client.
 """
 
 import ctypes
@@ -14,10 +15,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain, repeat
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
 
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 POLL_S = 0.1
@@ -26,21 +26,20 @@ KILL_WAIT_S = 20.0
 CANNOT_START = 127
 
 
-class Process(NamedTuple):
+class Process:
     """A line of /proc: `started` is in clock ticks since boot and tells a process from a later one with its number."""
 
-    pid: int
-    state: str
-    parent: int
-    session: int
-    started: int
+    __slots__ = ("parent", "pid", "session", "started")
+
+    def __init__(self, pid: int, parent: int, session: int, started: int) -> None:
+        self.pid, self.parent, self.session, self.started = pid, parent, session, started
 
 
 def processes() -> Iterator[Process]:
     """Every process that is not a zombie."""
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            found = process(int(place.name))
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            found = process(int(name))
             if found is not None:
                 yield found
 
@@ -48,13 +47,13 @@ def processes() -> Iterator[Process]:
 def process(pid: int) -> Process | None:
     """One process, or None when it has ended (a zombie has)."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = _read(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
-    if fields[0] in "ZX":
+    fields = text.rpartition(b")")[2].split()  # the name before it may hold spaces and brackets, and bytes of any kind
+    if fields[0] in b"ZX":
         return None
-    return Process(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
 def descendants(ancestor: int, session: int) -> list[int]:
@@ -94,7 +93,16 @@ def send(pids: list[int], number: signal.Signals) -> None:
 
 def boot_id() -> str:
     """The kernel's name for this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return _read("/proc/sys/kernel/random/boot_id").decode().strip()
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc that is short: every process of the machine is read several times until a server has ended."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
 
 
 def _wait(done: Callable[[], bool], seconds: float) -> None:
@@ -112,14 +120,14 @@ def _prepare_child() -> None:
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def _start(order: dict[str, Any]) -> "subprocess.Popen[bytes]":
-    if order["cores"]:
-        os.sched_setaffinity(0, order["cores"])
-    output = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if order["log"] else None
+def _start(argv: list[str], env: dict[str, str], cores: list[int], log: str, stdin: str) -> "subprocess.Popen[bytes]":
+    if cores:
+        os.sched_setaffinity(0, cores)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if log else None
     child = subprocess.Popen(
-        order["argv"],
-        env=order["env"],
-        stdin=subprocess.PIPE if order["stdin"] else subprocess.DEVNULL,
+        argv,
+        env=env,
+        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         start_new_session=True,
@@ -127,7 +135,7 @@ def _start(order: dict[str, Any]) -> "subprocess.Popen[bytes]":
     )
     if child.stdin:
         try:
-            child.stdin.write(order["stdin"].encode())
+            child.stdin.write(stdin.encode())
             child.stdin.close()
         except BrokenPipeError:  # it ended at once; its exit code tells
             pass
@@ -143,9 +151,10 @@ def _mark(path: str, runner: int, child: int) -> None:
         "child": its and [its.pid, its.started],
         "runner": owner and [owner.pid, owner.started],
     }
-    scratch = Path(f"{path}.new")
-    scratch.write_text(json.dumps(note))
-    scratch.replace(path)
+    scratch = f"{path}.new"
+    with open(scratch, "w") as file:
+        file.write(json.dumps(note))
+    os.replace(scratch, path)
 
 
 def _watch(child: "subprocess.Popen[bytes]", stopped: list[int], signals: int) -> int | None:
@@ -184,7 +193,7 @@ def main() -> int:
         return 0
     ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
     try:
-        child = _start(order)
+        child = _start(order["argv"], order["env"], order["cores"], order["log"], order["stdin"])
     except OSError as error:
         sys.stderr.write(f"{order['argv'][0]}: {error.strerror}\n")
         return CANNOT_START
@@ -192,7 +201,8 @@ def main() -> int:
     code = _watch(child, stopped, signals)
     ended = end(child.pid, lambda: descendants(os.getpid(), child.pid), order["grace_s"] if code is None else 0.0)
     if ended:
-        Path(order["marker"]).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(order["marker"])
     code = child.wait() if code is None else code
     return code if code >= 0 else 128 - code
 
