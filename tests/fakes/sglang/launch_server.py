@@ -23,20 +23,23 @@ A request waits while the pool or the running limit is full. A speculative serve
 whole verify steps: k or k + 1 tokens so that the mean is FAKE_ACCEPT. Answers depend on the prompt alone, so that all
 arms give the same text. A prompt seen since the last flush counts as cached. An unknown `--fake-nonsense` flag is
 refused as argparse refuses one.
+
+Tests start dozens of it, so it imports little: threads, one for each connection, instead of asyncio, and rarer things
+where they are needed.
 """
 
-import asyncio
-import hashlib
 import json
 import os
-import random
 import signal
-import subprocess
+import socket
 import sys
+import threading
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import repeat
+from queue import SimpleQueue
 
 GB_PER_TOKEN = 147456 / 2**30
 
@@ -51,9 +54,9 @@ def number(name: str, default: float) -> float:
     return float(os.environ.get(name, default))
 
 
-def parse(argv: list[str]) -> dict[str, Any]:
+def parse(argv: list[str]) -> dict:
     """`--a-b 1 --c` as {"a_b": 1, "c": True}."""
-    args: dict[str, Any] = {}
+    args: dict = {}
     position = 0
     while position < len(argv):
         name = argv[position].removeprefix("--").replace("-", "_")
@@ -66,28 +69,34 @@ def parse(argv: list[str]) -> dict[str, Any]:
     return args
 
 
-def dump_experts(folder: Path) -> None:
+def dump_experts(place: str) -> None:
     """Writes what the recorder of mode stat writes: a file that `torch.save` made."""
+    from pathlib import Path
+
+    folder = Path(place)
     folder.mkdir(parents=True, exist_ok=True)
     made = Path(__file__).parents[2] / "fixtures" / "experts" / "stat.pt"
     (folder / f"expert_distribution_recorder_{time.time()}.pt").write_bytes(made.read_bytes())
 
 
-@dataclass
+def jitter(share: float, seed: int) -> Iterator[float]:
+    """Factors of the steps' times."""
+    if not share:
+        return repeat(1.0)
+    import random
+
+    draw = random.Random(seed)
+    return (1 + share * draw.uniform(-1, 1) for _ in repeat(None))
+
+
 class Request:
     """One request in the queue or in the batch; `frames` gets the number of new tokens, 0 at the end."""
 
-    prompt: str
-    prompt_tokens: int
-    output_len: int
-    ident: str
-    begun: float
-    frames: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
-    made: int = 0
-    cached: int = 0
-    steps: int = 0
-    retractions: int = 0
-    first_s: float | None = None
+    def __init__(self, prompt: str, prompt_tokens: int, output_len: int, ident: str) -> None:
+        self.prompt, self.prompt_tokens, self.output_len, self.ident = prompt, prompt_tokens, output_len, ident
+        self.begun = time.monotonic()
+        self.frames: SimpleQueue[int] = SimpleQueue()
+        self.made = self.cached = self.steps = self.retractions = 0
 
     @property
     def held(self) -> int:
@@ -95,7 +104,9 @@ class Request:
 
 
 class Server:
-    def __init__(self, args: dict[str, Any]) -> None:
+    """`lock` guards all that follows it; whoever submits a request wakes the scheduler through it."""
+
+    def __init__(self, args: dict) -> None:
         self.args = args
         self.algorithm = args.get("speculative_algorithm")
         self.speculative = self.algorithm is not None
@@ -110,14 +121,13 @@ class Server:
         self.step_ms = number("FAKE_STEP_MS", 4)
         self.more_ms = number("FAKE_STEP_MS_PER_REQUEST", 0.25 if self.speculative else 0.05)
         self.prefill_ms = number("FAKE_PREFILL_MS", 3)
-        self.jitter = number("FAKE_JITTER", 0)
+        self.jitter = jitter(number("FAKE_JITTER", 0), int(args.get("random_seed", 0)))
         self.retract_every = int(number("FAKE_RETRACT_EVERY", 0))
         self.busy_flushes = int(number("FAKE_FLUSH_BUSY", 0))
-        self.random = random.Random(int(args.get("random_seed", 0)))
+        self.lock = threading.Condition()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.seen: set[str] = set()
-        self.work = asyncio.Event()
         self.served = 0
         self.steps = 0
         self.window_tokens = 0
@@ -159,29 +169,35 @@ class Server:
 
     # ---- the scheduler ---------------------------------------------------------------------------------------------
 
-    async def schedule(self) -> None:
+    def schedule(self) -> None:
         while True:
-            if not self.waiting and not self.running:
-                self.work.clear()
-                await self.work.wait()
-            await self.admit()
+            with self.lock:
+                while not self.waiting and not self.running:
+                    self.lock.wait()
+            self.admit()
             if self.running:
-                await self.step()
+                self.step()
 
-    async def admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_running and self.fits(self.waiting[0]):
+    def admit(self) -> None:
+        while (request := self.next_to_admit()) is not None:
+            time.sleep(self.prefill_ms / 1000)
+            with self.lock:
+                say(f"Prefill batch, #new-seq: 1, #new-token: {request.prompt_tokens - request.cached}, "
+                    f"#cached-token: {request.cached}, token usage: {self.used() / self.pool:.2f}, "
+                    f"#running-req: {len(self.running)}, #queue-req: {len(self.waiting)}, #pending-token: 0, "
+                    f"cuda graph: False, input throughput (token/s): 1000.00")  # fmt: skip
+                self.running.append(request)
+                if request.made == 0:
+                    self.emit(request, 1)
+
+    def next_to_admit(self) -> Request | None:
+        with self.lock:
+            if not self.waiting or len(self.running) >= self.max_running or not self.fits(self.waiting[0]):
+                return None
             request = self.waiting.pop(0)
-            key = hashlib.sha256(request.prompt.encode()).hexdigest()
-            request.cached = request.prompt_tokens - 1 if key in self.seen else 0
-            self.seen.add(key)
-            await asyncio.sleep(self.prefill_ms / 1000)
-            say(f"Prefill batch, #new-seq: 1, #new-token: {request.prompt_tokens - request.cached}, "
-                f"#cached-token: {request.cached}, token usage: {self.used() / self.pool:.2f}, "
-                f"#running-req: {len(self.running)}, #queue-req: {len(self.waiting)}, #pending-token: 0, "
-                f"cuda graph: False, input throughput (token/s): 1000.00")  # fmt: skip
-            self.running.append(request)
-            if request.made == 0:
-                self.emit(request, 1)
+            request.cached = request.prompt_tokens - 1 if request.prompt in self.seen else 0
+            self.seen.add(request.prompt)
+            return request
 
     def fits(self, request: Request) -> bool:
         return self.used() + request.held <= self.pool
@@ -189,19 +205,21 @@ class Server:
     def used(self) -> int:
         return sum(r.held for r in self.running)
 
-    async def step(self) -> None:
+    def step(self) -> None:
         batch = list(self.running)
         seconds = (self.step_ms + self.more_ms * (len(batch) - 1)) / 1000
-        await asyncio.sleep(seconds * (1 + self.jitter * self.random.uniform(-1, 1)))
-        self.steps += 1
-        for request in batch:
-            request.steps += 1
-            self.emit(request, self.step_tokens(request))
-        if self.steps % self.interval == 0:
-            self.print_decode(len(batch))
-            self.window_tokens = 0
-        if self.retract_every and self.steps % self.retract_every == 0 and len(self.running) > 1:
-            self.retract()
+        time.sleep(seconds * next(self.jitter))
+        with self.lock:
+            self.steps += 1
+            for request in batch:
+                if request in self.running:  # its client may have gone meanwhile
+                    request.steps += 1
+                    self.emit(request, self.step_tokens(request))
+            if self.steps % self.interval == 0:
+                self.print_decode(len(batch))
+                self.window_tokens = 0
+            if self.retract_every and self.steps % self.retract_every == 0 and len(self.running) > 1:
+                self.retract()
 
     def step_tokens(self, request: Request) -> int:
         """One token, or what brings a speculative request's mean to the accept length."""
@@ -211,15 +229,14 @@ class Server:
 
     def emit(self, request: Request, tokens: int) -> None:
         tokens = min(tokens, request.output_len - request.made)
-        request.first_s = request.first_s or time.monotonic()
         request.made += tokens
         self.window_tokens += tokens
-        request.frames.put_nowait(tokens)
+        request.frames.put(tokens)
         if request.made >= request.output_len:
             self.running.remove(request)
             self.total_tokens += request.made
             self.total_steps += request.steps
-            request.frames.put_nowait(0)
+            request.frames.put(0)
 
     def retract(self) -> None:
         request = self.running.pop()
@@ -229,27 +246,27 @@ class Server:
             "#new_token_ratio: 0.50 -> 0.60")  # fmt: skip
 
     def submit(self, prompt: str, prompt_tokens: int, output_len: int) -> Request:
-        ident = hashlib.sha256(f"{prompt}{self.served}".encode()).hexdigest()[:32]
-        request = Request(prompt, prompt_tokens, output_len, ident, time.monotonic())
-        self.served += 1
-        self.waiting.append(request)
-        self.work.set()
+        with self.lock:
+            request = Request(prompt, prompt_tokens, output_len, f"{self.served:032x}")
+            self.served += 1
+            self.waiting.append(request)
+            self.lock.notify()
         fail = os.environ.get("FAKE_FAIL", "")
         if fail.startswith("exit_after_requests:") and self.served >= int(fail.partition(":")[2]):
             say("Scheduler hit an exception: RuntimeError: CUDA error: an illegal memory access was encountered")
-            sys.stdout.flush()
             os._exit(1)
         return request
 
     def drop(self, request: Request) -> None:
         """A client that went away frees its place."""
-        for queue in (self.waiting, self.running):
-            if request in queue:
-                queue.remove(request)
+        with self.lock:
+            for queue in (self.waiting, self.running):
+                if request in queue:
+                    queue.remove(request)
 
     # ---- what it answers -------------------------------------------------------------------------------------------
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict:
         args, spec = self.args, self.speculative
         return {
             "model_path": args.get("model_path"),
@@ -270,29 +287,30 @@ class Server:
             "decode_log_interval": self.interval,
         }
 
-    def info(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"effective_max_running_requests_per_dp": self.max_running}
+    def info(self) -> dict:
+        state: dict = {"effective_max_running_requests_per_dp": self.max_running}
         if self.speculative and self.total_steps:
             state["avg_spec_accept_length"] = self.total_tokens / self.total_steps
         version = os.environ.get("FAKE_VERSION", "0.5.17")
         return {**self.arguments(), "version": version, "max_total_num_tokens": self.pool, "internal_states": [state]}
 
     def flush(self) -> tuple[int, bytes]:
-        if self.busy_flushes > 0 or self.running or self.waiting:
-            self.busy_flushes -= 1
-            say(f"Cache not flushed because there are pending requests. #queue-req: {len(self.waiting)}, "
-                f"#running-req: {len(self.running)}")  # fmt: skip
-            return 400, b"Flush cache failed.\n"
-        self.seen.clear()
-        self.total_tokens = self.total_steps = 0
-        say("Cache flushed successfully!")
-        return 200, b"Cache flushed.\n"
+        with self.lock:
+            if self.busy_flushes > 0 or self.running or self.waiting:
+                self.busy_flushes -= 1
+                say(f"Cache not flushed because there are pending requests. #queue-req: {len(self.waiting)}, "
+                    f"#running-req: {len(self.running)}")  # fmt: skip
+                return 400, b"Flush cache failed.\n"
+            self.seen.clear()
+            self.total_tokens = self.total_steps = 0
+            say("Cache flushed successfully!")
+            return 200, b"Cache flushed.\n"
 
-    def frame(self, request: Request, made: int, last: bool) -> dict[str, Any]:
+    def frame(self, request: Request, made: int, last: bool) -> dict:
         """A cumulative frame of /generate."""
-        seed = int(hashlib.sha256(request.prompt.encode()).hexdigest()[:4], 16)
+        seed = zlib.crc32(request.prompt.encode()) % 2**16
         ids = [100 + (seed + position) % 900 for position in range(made)]
-        meta: dict[str, Any] = {
+        meta: dict = {
             "id": request.ident,
             "finish_reason": {"type": "length", "length": request.output_len} if last else None,
             "prompt_tokens": request.prompt_tokens,
@@ -320,46 +338,49 @@ class Server:
 class Connection:
     """One HTTP/1.1 connection, kept alive."""
 
-    def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.server, self.reader, self.writer = server, reader, writer
+    def __init__(self, server: Server, sock: socket.socket) -> None:
+        self.server, self.sock = server, sock
+        self.reader = sock.makefile("rb")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    async def talk(self) -> None:
-        try:
-            while await self.one():
+    def talk(self) -> None:
+        with self.sock, self.reader, suppress(ConnectionError):
+            while self.one():
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError):
-            pass
-        finally:
-            self.writer.close()
 
-    async def one(self) -> bool:
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    def one(self) -> bool:
+        """Answers one request; whether another may follow."""
+        head = []
+        while (line := self.reader.readline()) != b"\r\n":
+            if not line:
+                return False
+            head.append(line.decode("latin-1").strip())
         method, target, _ = head[0].split(" ", 2)
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-        body = await self.reader.readexactly(int(headers.get("content-length", "0") or 0))
-        await self.answer(method, target.partition("?")[0], body)
+        body = self.reader.read(int(headers.get("content-length", "0") or 0))
+        self.answer(method, target.partition("?")[0], body)
         return headers.get("connection", "").lower() != "close"
 
-    async def answer(self, method: str, path: str, body: bytes) -> None:
+    def answer(self, method: str, path: str, body: bytes) -> None:
         server = self.server
         if path in ("/server_info", "/get_server_info"):
-            await self.reply(200, json.dumps(server.info()).encode())
+            self.reply(200, json.dumps(server.info()).encode())
         elif path == "/flush_cache":
-            await self.reply(*server.flush())
+            self.reply(*server.flush())
         elif path.endswith("_expert_distribution_record") and "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR" in os.environ:
             if path.startswith("/dump"):
-                dump_experts(Path(os.environ["SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"]))
-            await self.reply(200, b"")
+                dump_experts(os.environ["SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"])
+            self.reply(200, b"")
         elif path in ("/health", "/health_generate", "/v1/models", "/model_info"):
-            await self.reply(200, b"{}")
+            self.reply(200, b"{}")
         elif path in ("/generate", "/v1/chat/completions") and method == "POST":
-            await self.generate(json.loads(body), path == "/generate")
+            self.generate(json.loads(body), path == "/generate")
         else:
-            await self.reply(404, b'{"detail":"Not Found"}')
+            self.reply(404, b'{"detail":"Not Found"}')
 
-    async def generate(self, asked: dict[str, Any], native: bool) -> None:
+    def generate(self, asked: dict, native: bool) -> None:
         if os.environ.get("FAKE_FAIL") == "never_ready":
-            await self.reply(503, b'{"error":"not ready"}')
+            self.reply(503, b'{"error":"not ready"}')
             return
         if native:
             prompt = asked.get("text") if asked.get("text") is not None else json.dumps(asked.get("input_ids"))
@@ -369,40 +390,39 @@ class Connection:
             prompt = " ".join(str(message.get("content")) for message in asked["messages"])
             tokens, length = max(1, len(prompt.split())), int(asked.get("max_tokens", 128))
         if tokens + length > self.server.pool:
-            await self.reply(400, b'{"error":{"message":"The input is longer than the pool allows"}}')
+            self.reply(400, b'{"error":{"message":"The input is longer than the pool allows"}}')
             return
         request = self.server.submit(str(prompt), tokens, length)
         try:
             if native and not asked.get("stream"):
-                while await request.frames.get():
+                while request.frames.get():
                     pass
-                await self.reply(200, json.dumps(self.server.frame(request, request.made, True)).encode())
+                self.reply(200, json.dumps(self.server.frame(request, request.made, True)).encode())
             else:
-                await self.stream(request, native)
+                self.stream(request, native)
         except ConnectionError:
             self.server.drop(request)
             raise
 
-    async def stream(self, request: Request, native: bool) -> None:
-        self.writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    def stream(self, request: Request, native: bool) -> None:
+        self.sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
                           b"transfer-encoding: chunked\r\n\r\n")  # fmt: skip
         if not native:
-            await self.event(self.chat(request, 0, 0, role="assistant"))
+            self.event(self.chat(request, 0, 0, role="assistant"))
         made = 0
-        while new := await request.frames.get():
+        while new := request.frames.get():
             made += new
             last = made >= request.output_len
-            await self.event(self.server.frame(request, made, last) if native else self.chat(request, made, new))
+            self.event(self.server.frame(request, made, last) if native else self.chat(request, made, new))
         if not native:
             usage = {"prompt_tokens": request.prompt_tokens, "completion_tokens": made,
                      "total_tokens": request.prompt_tokens + made,
                      "prompt_tokens_details": {"cached_tokens": request.cached}}  # fmt: skip
-            await self.event({"id": request.ident, "object": "chat.completion.chunk", "choices": [], "usage": usage})
+            self.event({"id": request.ident, "object": "chat.completion.chunk", "choices": [], "usage": usage})
         self.chunk(b"data: [DONE]\n\n")
-        self.writer.write(b"0\r\n\r\n")
-        await self.writer.drain()
+        self.sock.sendall(b"0\r\n\r\n")
 
-    def chat(self, request: Request, made: int, new: int, role: str | None = None) -> dict[str, Any]:
+    def chat(self, request: Request, made: int, new: int, role: str | None = None) -> dict:
         whole = self.server.frame(request, made, False)["text"]
         text = "" if role else whole[len(self.server.frame(request, made - new, False)["text"]) :]
         delta = {"role": role, "content": ""} if role else {"content": text}
@@ -412,17 +432,15 @@ class Connection:
                  "total_tokens": request.prompt_tokens + made}  # fmt: skip
         return {"id": request.ident, "object": "chat.completion.chunk", "choices": [choice], "usage": usage}
 
-    async def event(self, record: dict[str, Any]) -> None:
+    def event(self, record: dict) -> None:
         self.chunk(b"data: " + json.dumps(record, separators=(",", ":")).encode() + b"\n\n")
-        await self.writer.drain()
 
     def chunk(self, data: bytes) -> None:
-        self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.sock.sendall(b"%x\r\n%s\r\n" % (len(data), data))
 
-    async def reply(self, status: int, body: bytes) -> None:
-        self.writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+    def reply(self, status: int, body: bytes) -> None:
+        self.sock.sendall(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
                           % (status, len(body), body))  # fmt: skip
-        await self.writer.drain()
 
 
 FAILURES = {
@@ -442,31 +460,33 @@ FAILURES = {
 
 def children(count: int) -> None:
     """Idle processes as the real one has them; the first moves to a session of its own."""
+    import subprocess
+
     for index in range(count):
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=index == 0)
+        subprocess.Popen(["sleep", "600"], start_new_session=index == 0)
 
 
-async def serve(args: dict[str, Any]) -> None:
+def accept(listener: socket.socket, server: Server) -> None:
+    while True:
+        connection = Connection(server, listener.accept()[0])
+        threading.Thread(target=connection.talk, daemon=True).start()
+
+
+def serve(args: dict) -> None:
     server = Server(args)
     server.print_startup()
-    await asyncio.sleep(number("FAKE_START_MS", 10) / 1000)
-    scheduler = asyncio.create_task(server.schedule())
-    listener = await asyncio.start_server(
-        lambda reader, writer: Connection(server, reader, writer).talk(),
-        args.get("host", "127.0.0.1"),
-        int(args["port"]),
-        limit=2**24,
-        backlog=512,
-    )
+    time.sleep(number("FAKE_START_MS", 10) / 1000)
+    listener = socket.create_server((args.get("host", "127.0.0.1"), int(args["port"])), backlog=512)
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    threading.Thread(target=server.schedule, daemon=True).start()
+    threading.Thread(target=accept, args=(listener, server), daemon=True).start()
     say(f"INFO:     Uvicorn running on http://127.0.0.1:{args['port']} (Press CTRL+C to quit)")
     if os.environ.get("FAKE_FAIL") != "never_ready":
         say("The server is fired up and ready to roll!")
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    await stopped.wait()
+    stopped.wait()
     say("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
-    scheduler.cancel()
-    listener.close()
+    os._exit(0)  # its threads need no farewell
 
 
 def main() -> int:
@@ -484,7 +504,7 @@ def main() -> int:
             f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\n{FAILURES[fail]}\n'
         )
         return 1
-    asyncio.run(serve(args))
+    serve(args)
     return 0
 
 
