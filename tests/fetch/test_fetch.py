@@ -7,9 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from kit import fetch
@@ -25,14 +28,20 @@ TOKEN = "hf_secret-of-the-test"
 
 
 class Server(ThreadingHTTPServer):
-    """`ranges` holds the Range headers seen; the next answer breaks off after `break_after` bytes when it is set."""
+    """`asked` holds the files that were asked for, `ranges` the Range headers.
+
+    The next answer breaks off after `break_after` bytes when it is set. Of models there is owner/name; owner/gated; and
+    owner/broken, whose weights break off when they are first asked for and are refused when the hub library, by itself,
+    asks for them again.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[str] = []
         self.ranges: list[str | None] = []
         self.tokens: set[str | None] = set()
         self.break_after: int | None = None
-        self.gated = False
+        self.troubles = [4, 403]
 
     @property
     def url(self) -> str:
@@ -48,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.server.tokens.add(self.headers["Authorization"])
-        if path.startswith("/api/models/") and self.server.gated:
+        if path.startswith("/api/models/owner/gated"):
             self.refuse(401, "GatedRepo")
         elif "/tree/" in path:
             self.answer(
@@ -56,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
                     [{"type": "file", "oid": _etag(d), "size": len(d), "path": n} for n, d in FILES.items()]
                 ).encode()
             )
-        elif path.startswith("/api/models/owner/name"):
+        elif path.startswith(("/api/models/owner/name", "/api/models/owner/broken")):
             if path.rpartition("/revision/")[2] not in (COMMIT, path):
                 return self.refuse(404, "RevisionNotFound")
             siblings = [{"rfilename": n, "size": len(d)} for n, d in FILES.items()]
@@ -82,8 +91,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def send_file(self, data: bytes) -> None:
+        end, self.server.break_after = self.server.break_after, None
+        if self.command == "GET" and self.path.startswith("/owner/broken/") and self.path.endswith("safetensors"):
+            end = self.server.troubles.pop(0) if self.server.troubles else None
+        if end == 403:
+            return self.refuse(403, "refused")
         wanted = self.headers["Range"]
         if self.command == "GET":
+            self.server.asked.append(self.path)
             self.server.ranges.append(wanted)
         start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
         if start >= len(data):
@@ -94,7 +109,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if self.command == "GET":
-            end, self.server.break_after = self.server.break_after, None
             self.wfile.write(data[start:end])
         return None
 
@@ -106,14 +120,20 @@ def _etag(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@contextmanager
+def serving() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))  # how often it looks for the shutdown
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as serving:
-        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))  # how often it looks for the shutdown
-        thread.start()
-        yield serving
-        serving.shutdown()
-        thread.join()
+    with serving() as running:
+        yield running
 
 
 def pin(server: Server, sha256: str = _etag(DATA), revision: str = "r1") -> Pin:
@@ -176,74 +196,109 @@ def test_a_server_that_refuses_or_is_not_there_is_one_line(server: Server, tmp_p
     assert "\n" not in str(caught.value)
 
 
-def fetch_model(
-    server: Server, folder: Path, revision: str, path: str = "owner/name"
-) -> "subprocess.CompletedProcess[str]":
-    """In a process of its own: the hub library reads its endpoint when it is imported."""
-    program = f"""
-import sys
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+class Fetched(msgspec.Struct):
+    """What came of one call: what it said, or the exit code and the line of its error."""
+
+    said: list[str]
+    error: str
+
+
+class Case(NamedTuple):
+    path: str
+    revision: str
+    folder: str
+
+
+WHOLE = Case("owner/name", COMMIT, "whole")
+BRANCH = Case("owner/name", UNVERIFIED, "branch")
+BROKEN = Case("owner/broken", COMMIT, "broken")
+REFUSED = {
+    Case("owner/name", "f" * 40, "revision"): "has no revision",
+    Case("owner/other", "f" * 40, "model"): "no such model, or a private one that needs HF_TOKEN",
+    Case("owner/gated", COMMIT, "gated"): "gated; accept its terms",
+}
+CASES = (WHOLE, WHOLE, BRANCH, BROKEN, BROKEN, *REFUSED)
+
+
+class Hub(NamedTuple):
+    """All cases fetched: `answers` in their order by case, each in a folder of its own below `home`."""
+
+    home: Path
+    answers: dict[Case, list[Fetched]]
+    printed: str
+    tokens: set[str | None]
+    asked: list[str]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Hub:
+    """In one process of its own: the hub library reads its endpoint when it is imported, which takes half a second."""
+    home = tmp_path_factory.mktemp("hub")
+    program = """
+import json, sys
 from pathlib import Path
 from kit.errors import KitError
 from kit.fetch import fetch_model
 from kit.scenario import Model
-try:
-    fetch_model(Model(path={path!r}, revision={revision!r}), Path({str(folder / "models")!r}), print)
-except KitError as error:
-    sys.exit(f"{{error.exit_code}} {{error}}")
+home, cases = json.loads(sys.argv[1])
+for path, revision, folder in cases:
+    said, line = [], ""
+    try:
+        fetch_model(Model(path=path, revision=revision), Path(home, folder, "models"), said.append)
+    except KitError as error:
+        line = f"{error.exit_code} {error}"
+    print(json.dumps({"said": said, "error": line}))
 """
-    env = {
-        **os.environ,
-        "HF_ENDPOINT": server.url,
-        "HF_TOKEN": TOKEN,
-        "HF_HOME": str(folder / "home"),
-        "HF_HUB_DISABLE_XET": "1",
-    }
-    env.pop("HF_HUB_OFFLINE", None)
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-
-
-def test_a_model_is_fetched_whole_by_its_revision_and_its_token_written_nowhere(server: Server, tmp_path: Path) -> None:
-    ended = fetch_model(server, tmp_path, COMMIT)
+    with serving() as server:
+        env = {**os.environ, "HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HOME": str(home / "hub's own"),
+               "HF_HUB_DISABLE_XET": "1"}  # fmt: skip
+        env.pop("HF_HUB_OFFLINE", None)
+        command = [sys.executable, "-c", program, json.dumps([str(home), CASES])]
+        ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    place = tmp_path / "models" / f"owner--name@{COMMIT}"
+    answers: dict[Case, list[Fetched]] = {}
+    for case, line in zip(CASES, ended.stdout.splitlines(), strict=True):
+        answers.setdefault(case, []).append(msgspec.json.decode(line, type=Fetched))
+    return Hub(home, answers, ended.stdout + ended.stderr, server.tokens, server.asked)
+
+
+def test_a_model_is_fetched_whole_by_its_revision_and_its_token_written_nowhere(hub: Hub) -> None:
+    first, second = hub.answers[WHOLE]
+    assert first.error == ""
+    place = hub.home / "whole" / "models" / f"owner--name@{COMMIT}"
     assert sorted(p.name for p in place.iterdir()) == ["config.json", "model.safetensors"]
     assert (place / "model.safetensors").read_bytes() == DATA
-    assert fetch.read_pins(tmp_path / "pins.json").models == {"owner/name": COMMIT}
-    assert f"Bearer {TOKEN}" in server.tokens
-    written = [p for p in tmp_path.rglob("*") if p.is_file() and TOKEN.encode() in p.read_bytes()]
-    assert written == [] and TOKEN not in ended.stdout + ended.stderr
-    assert "here already" in fetch_model(server, tmp_path, COMMIT).stdout
+    assert fetch.read_pins(hub.home / "whole" / "pins.json").models == {"owner/name": COMMIT}
+    assert f"Bearer {TOKEN}" in hub.tokens
+    written = [p for p in hub.home.rglob("*") if p.is_file() and TOKEN.encode() in p.read_bytes()]
+    assert written == [] and TOKEN not in hub.printed
+    assert second == Fetched([f"{place.name}: here already"], "")
 
 
-def test_an_unverified_revision_says_what_it_saw(server: Server, tmp_path: Path) -> None:
-    ended = fetch_model(server, tmp_path, UNVERIFIED)
-    assert ended.returncode == 0 and f"pins no verified revision; seen {COMMIT}" in ended.stdout
-    assert (tmp_path / "models/owner--name@unverified/config.json").exists()
+def test_an_unverified_revision_says_what_it_saw(hub: Hub) -> None:
+    (answer,) = hub.answers[BRANCH]
+    assert answer.error == "" and f"pins no verified revision; seen {COMMIT}" in answer.said[-1]
+    assert (hub.home / "branch/models/owner--name@unverified/config.json").exists()
 
 
-def test_a_broken_model_download_leaves_no_model_and_goes_on(server: Server, tmp_path: Path) -> None:
-    server.break_after = 4
-    fetch_model(server, tmp_path, COMMIT)
-    ended = fetch_model(server, tmp_path, COMMIT)
-    assert ended.returncode == 0, ended.stderr
-    assert (tmp_path / f"models/owner--name@{COMMIT}/model.safetensors").read_bytes() == DATA
+def test_a_broken_model_download_leaves_no_model_and_goes_on(hub: Hub) -> None:
+    broken, again = hub.answers[BROKEN]
+    assert broken.error.startswith("1 owner/broken: ") and broken.error.endswith("goes on where it stopped")
+    assert (again.error, again.said[0]) == ("", f"owner/broken at {COMMIT}: fetching")
+    assert [place for place in hub.asked if "/broken/" in place and place.endswith(".json")] == [
+        f"/owner/broken/resolve/{COMMIT}/config.json"
+    ], "what was whole is not asked for again"
+    assert (hub.home / f"broken/models/owner--broken@{COMMIT}/model.safetensors").read_bytes() == DATA
 
 
-@pytest.mark.parametrize(
-    ("path", "revision", "gated", "text"),
-    [
-        ("owner/name", "f" * 40, False, "has no revision"),
-        ("owner/other", "f" * 40, False, "no such model, or a private one that needs HF_TOKEN"),
-        ("owner/name", COMMIT, True, "gated; accept its terms"),
-    ],
-)
-def test_what_the_hub_refuses_is_one_line(
-    server: Server, tmp_path: Path, path: str, revision: str, gated: bool, text: str
-) -> None:
-    server.gated = gated
-    ended = fetch_model(server, tmp_path, revision, path)
-    assert ended.stderr.startswith("2 ") and text in ended.stderr and ended.stderr.count("\n") == 1
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.folder)
+def test_what_the_hub_refuses_is_one_line(hub: Hub, case: Case) -> None:
+    (answer,) = hub.answers[case]
+    assert answer.error.startswith("2 ") and REFUSED[case] in answer.error and "\n" not in answer.error
+    assert [p.suffix for p in (hub.home / case.folder / "models").iterdir()] == [".part"]
 
 
 def test_a_folder_of_the_readers_own_is_left_alone(tmp_path: Path) -> None:
