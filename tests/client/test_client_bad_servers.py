@@ -83,10 +83,10 @@ def test_an_odd_but_whole_answer_is_good(fine: dict[str, list[RequestRecord]], w
     assert [[tokens for _, tokens in record.chunks] for record in records] == [[1, 2, 2, 1]] * 3
 
 
-def test_chunks_before_a_failure_are_kept(drive: Drive) -> None:
-    records, _ = drive(["reset"])
-    assert [tokens for _, tokens in records[0].chunks] == [1]
-    assert records[0].done_s is None
+def test_chunks_before_a_failure_are_kept(failed: tuple[dict[str, list[RequestRecord]], DriveEnd]) -> None:
+    record = failed[0]["reset"][1]
+    assert [tokens for _, tokens in record.chunks] == [1]
+    assert record.done_s is None
 
 
 def test_failures_under_concurrency_do_not_eat_slots(drive: Drive) -> None:

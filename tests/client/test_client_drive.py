@@ -11,17 +11,51 @@ from typing import Any
 
 import msgspec
 import pytest
-from bad_server import DONE, BadServer, chunked, frame
-from conftest import Drive, client, job_for
+from bad_server import DONE, BadServer, bad_server, chunked, frame
+from conftest import Drive, client, drive_all, job_for
 
 from kit.client.job import DriveJob
 from kit.client.prepare import arrivals
-from kit.measurements import ClientLine, DriveEnd
+from kit.measurements import ClientLine, DriveEnd, RequestRecord
+
+Driven = tuple[dict[str, RequestRecord], DriveEnd]
+SMALLEST_PIPE = 4096
 
 
-def test_a_record_holds_what_the_server_said(drive: Drive) -> None:
-    records, end = drive(["good"], phase="warmup")
-    record = records[0]
+def increment(total: int, ids: list[int], text: str, finish: str | None = None) -> bytes:
+    body = json.loads(frame(total, text, finish)[6:])
+    return b"data: " + json.dumps({**body, "output_ids": ids}).encode() + b"\n\n"
+
+
+REPLIES = {
+    "whole": [frame(1, "a"), frame(3, "ab"), frame(4, "abc", "length"), DONE],
+    "parts": [increment(1, [0], "a"), increment(3, [1, 2], "b"), increment(4, [3], "c", "length"), DONE],
+    "late": [frame(1, ""), frame(2, ""), frame(3, "x", "length"), DONE],
+}
+
+
+@pytest.fixture(scope="module")
+def warmed(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """A good answer and each of the replies, one after the other, on one core, as a warm-up."""
+    with bad_server() as server:
+        server.replies = {name: chunked(frames) for name, frames in REPLIES.items()}
+        prompts = ["good", *REPLIES]
+        cores = [min(os.sched_getaffinity(0))]
+        records, end = drive_all(server, tmp_path_factory.mktemp("warmed"), prompts, phase="warmup", cores=cores)
+    assert [record.error for record in records] == [None] * len(prompts)
+    return dict(zip(prompts, records, strict=True)), end
+
+
+@pytest.fixture(scope="module")
+def three_users(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RequestRecord], DriveEnd, int]:
+    """Twelve requests, three at a time; how many connections that took comes last."""
+    with bad_server() as server:
+        records, end = drive_all(server, tmp_path_factory.mktemp("users"), ["slow"] * 12, concurrency=3)
+        return records, end, server.connections
+
+
+def test_a_record_holds_what_the_server_said(warmed: Driven) -> None:
+    record, end = warmed[0]["good"], warmed[1]
     assert record.warmup
     assert (record.prompt_tokens, record.completion_tokens, record.cached_tokens) == (7, 6, 0)
     assert (record.retractions, record.reasoning_tokens, record.finish_reason) == (0, 0, "length")
@@ -33,7 +67,7 @@ def test_a_record_holds_what_the_server_said(drive: Drive) -> None:
     assert record.sent_s is not None
     assert record.first_text_s == record.chunks[0][0]
     assert 0 <= record.sent_s < record.chunks[0][0] <= record.chunks[-1][0] == record.done_s
-    assert end.watch.chunks == len(record.chunks)
+    assert end.watch.chunks == sum(len(record.chunks) for record in warmed[0].values())
     assert abs(end.zero_monotonic_s + record.sent_s - time.monotonic()) < 60
 
 
@@ -48,17 +82,17 @@ def test_case_41_temperature_is_always_sent(drive: Drive, server: BadServer) -> 
     ]
 
 
-def test_requests_go_in_order_over_kept_connections(drive: Drive, server: BadServer) -> None:
-    records, end = drive(["slow"] * 12, concurrency=3)
-    assert server.connections == 3
+def test_requests_go_in_order_over_kept_connections(three_users: tuple[list[RequestRecord], DriveEnd, int]) -> None:
+    records, end, connections = three_users
+    assert connections == 3
     assert [record.index for record in records] == list(range(12))
     assert sorted(records, key=lambda record: record.sent_s or 0) == records
     assert end.watch.in_flight_share is not None
     assert end.watch.lag_p99_s is not None
 
 
-def test_no_more_than_asked_are_in_flight(drive: Drive) -> None:
-    records, _ = drive(["slow"] * 12, concurrency=3)
+def test_no_more_than_asked_are_in_flight(three_users: tuple[list[RequestRecord], DriveEnd, int]) -> None:
+    records = three_users[0]
     for record in records:
         assert record.sent_s is not None
         at = record.sent_s
@@ -89,43 +123,39 @@ def test_arrivals_are_seeded() -> None:
     assert of(1)[-1] == pytest.approx(2000 / 4.0, rel=0.1)
 
 
-def test_incremental_streams_give_the_same_record(drive: Drive, server: BadServer) -> None:
-    def delta(total: int, ids: list[int], text: str, finish: str | None = None) -> bytes:
-        body = json.loads(frame(total, text, finish)[6:])
-        return b"data: " + json.dumps({**body, "output_ids": ids}).encode() + b"\n\n"
-
-    server.replies["whole"] = chunked([frame(1, "a"), frame(3, "ab"), frame(4, "abc", "length"), DONE])
-    server.replies["parts"] = chunked(
-        [delta(1, [0], "a"), delta(3, [1, 2], "b"), delta(4, [3], "c", "length"), DONE]
-    )  # fmt: skip
-    (whole, parts), _ = drive(["whole", "parts"])
-    assert whole.error is parts.error is None
+def test_incremental_streams_give_the_same_record(warmed: Driven) -> None:
+    whole, parts = warmed[0]["whole"], warmed[0]["parts"]
     assert [tokens for _, tokens in whole.chunks] == [tokens for _, tokens in parts.chunks] == [1, 2, 1]
     assert whole.output_sha256 == parts.output_sha256
 
 
-def test_first_text_may_come_after_the_first_token(drive: Drive, server: BadServer) -> None:
-    server.replies["late"] = chunked([frame(1, ""), frame(2, ""), frame(3, "x", "length"), DONE])
-    records, _ = drive(["late"])
-    assert [tokens for _, tokens in records[0].chunks] == [1, 1, 1]
-    assert records[0].first_text_s == records[0].chunks[2][0]
+def test_first_text_may_come_after_the_first_token(warmed: Driven) -> None:
+    record = warmed[0]["late"]
+    assert [tokens for _, tokens in record.chunks] == [1, 1, 1]
+    assert record.first_text_s == record.chunks[2][0]
+
+
+def test_it_pins_itself(warmed: Driven) -> None:
+    assert warmed[1].watch.cores == [min(os.sched_getaffinity(0))]
 
 
 # ---- how it ends
 
 
 def test_a_slow_reader_stops_no_request(server: BadServer, tmp_path: Path) -> None:
-    requests = 2000
-    job = job_for(server.port, tmp_path, ["good"] * requests, concurrency=8)
-    with subprocess.Popen(client("drive"), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    prompts = ["good"] * 200 + ["slow"] * 80  # the slow ones are sent after records were first written
+    job = job_for(server.port, tmp_path, prompts, concurrency=8)
+    with subprocess.Popen(
+        client("drive"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=SMALLEST_PIPE
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(job)
         process.stdin.close()
-        while len(server.seen) < requests:  # nothing is read yet, and the pipe holds a tenth of the records
+        while len(server.seen) < len(prompts):  # nothing is read yet, and the pipe holds a tenth of the records
             time.sleep(0.05)
         lines = process.stdout.read().splitlines()
-    assert len(lines) == requests + 1
+    assert len(lines) == len(prompts) + 1
     assert process.returncode == 0
 
 
@@ -208,9 +238,3 @@ def test_messages_need_the_chat_dialect(tmp_path: Path) -> None:
     done = subprocess.run(client("drive"), input=json.dumps(job).encode(), capture_output=True, timeout=60)
     assert done.returncode == 2
     assert b"dialect openai-chat" in done.stderr
-
-
-def test_it_pins_itself(drive: Drive) -> None:
-    core = min(os.sched_getaffinity(0))
-    _, end = drive(["good"], cores=[core])
-    assert end.watch.cores == [core]
