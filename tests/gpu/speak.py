@@ -1,4 +1,8 @@
-"""Runs one function of kit.gpu or kit.gpu_guard in this process and prints what it answered as one line of JSON."""
+"""Runs one function of kit.gpu or kit.gpu_guard in this process and prints what it answered as one line of JSON.
+
+python speak.py VERB ARGUMENT ...
+python speak.py each '[["MACHINE FILE", ["VERB", "ARGUMENT", ...]], ...]'     one after the other, a line for each
+"""
 
 import os
 import select
@@ -25,9 +29,19 @@ def numbers(text: str) -> list[int]:
 
 
 def hold(
-    state: str, lock: str, mhz: str = "900", cards: str = "0", *, no_lock: bool = False, fork: bool = False
+    state: str,
+    lock: str,
+    mhz: str = "900",
+    cards: str = "0",
+    *,
+    no_lock: bool = False,
+    fork: bool = False,
+    wait: bool = True,
 ) -> None:
-    """Holds the lock until stdin says a line; with `fork` a child keeps all pipes open for as long as it lives."""
+    """Holds the lock until stdin says a line, or no longer than it takes to say what came of it.
+
+    With `fork` a child keeps all pipes open for as long as it lives.
+    """
     table = msgspec.convert({"lock": lock, "lock_mhz": int(mhz)}, scenario.Gpu)
     with gpu_guard.hold_lock(table, numbers(cards), Path(state), no_lock) as record:
         child = os.fork() if fork else None
@@ -35,7 +49,8 @@ def hold(
             time.sleep(60)
             os._exit(0)
         say({"record": record, "child": child})
-        sys.stdin.readline()
+        if wait:
+            sys.stdin.readline()
 
 
 def sample(path: str, seconds: str, cards: str = "0", avoid: str = "") -> None:
@@ -61,12 +76,28 @@ VERBS = {
     "sample": sample,
     "stale": lambda state: say(gpu_guard.release_stale(Path(state))),
     "hold": hold,
-    "hold-off": lambda *a: hold(*a, no_lock=True),
+    "hold-briefly": lambda *a: hold(*a, wait=False),
+    "hold-off": lambda *a: hold(*a, no_lock=True, wait=False),
     "hold-fork": lambda *a: hold(*a, fork=True),
 }
 
-if __name__ == "__main__":
+
+def speak(verb: str, *arguments: str) -> None:
     try:
-        VERBS[sys.argv[1]](*sys.argv[2:])
+        VERBS[verb](*arguments)
     except KitError as error:
         say({"error": str(error), "kind": type(error).__name__})
+
+
+def each(orders: str) -> None:
+    for file, command in msgspec.json.decode(orders):
+        os.environ["NVML_STANDIN"] = file
+        speak(*command)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "each":
+        each(sys.argv[2])
+    else:
+        speak(*sys.argv[1:])
+    os._exit(0)  # all is said; some fifty of these start, and taking the interpreter apart takes long

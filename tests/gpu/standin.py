@@ -18,6 +18,7 @@ class Standin:
     """One machine: its state file, and commands run on it. See nvml_standin.c for the keys."""
 
     def __init__(self, folder: Path, library: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.file = folder / "nvml.txt"
         self.file.touch()
         self.state = folder / "state"
@@ -50,12 +51,20 @@ class Standin:
 
     def ask(self, *command: str) -> Any:
         """Runs one command to its end and returns what it answered."""
+        (answer,) = self._answers(*command)
+        return answer
+
+    def ask_each(self, *orders: "tuple[Standin, list[str]]") -> list[Any]:
+        """Runs commands, each on a machine of its own, in one process that finds this machine's library."""
+        return self._answers("each", json.dumps([[str(machine.file), command] for machine, command in orders]))
+
+    def _answers(self, *command: str) -> list[Any]:
         process = self.start(*command)
         assert process.stdin is not None and process.stdout is not None
         out = process.stdout.read()  # stdin stays open: a closed one is a word to stop
         assert process.wait() == 0, out
         process.communicate()
-        return json.loads(out)
+        return [json.loads(line) for line in out.splitlines()]
 
     def hold(self, *arguments: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
         """A process that holds the lock, and the record that it got."""

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from standin import Standin, wait_until
@@ -15,12 +15,51 @@ from kit.measurements import GpuFacts, GpuSample, read_lines
 L4, L40S = GpuFacts(index=0, name="NVIDIA L4"), GpuFacts(index=1, name="NVIDIA L40S")
 
 
+FACTS = ["facts"]
+EXPECTED = json.dumps({"expected": "H200"})
+MACHINES: dict[str, tuple[dict[str, object], list[str]]] = {
+    "one card": (
+        {"card0_ecc": 1, "card0_persistence": 0, "card0_pcie": 4, "card0_lanes": 16, "card0_processes": "41,17"},
+        FACTS,
+    ),
+    "two cards": ({"count": 2, "card1_name": "NVIDIA L40S"}, FACTS),
+    "GB10": ({"card0_name": "NVIDIA GB10", "card0_memory": 0}, FACTS),
+    "a lost card": ({"count": 2, "card1_fail": 15}, FACTS),
+    "not loaded": ({"init": 9}, FACTS),
+    "another version": ({"init": 18}, FACTS),
+    "no card": ({"count": 0}, FACTS),
+    "in use, select": ({"card0_processes": "4711"}, ["select", EXPECTED]),
+    "in use, checks": ({"card0_processes": "4711"}, ["checks", EXPECTED]),
+    "one card, samples": ({"card0_reasons": 4, "card0_processes": "99"}, ["sample", "{folder}/trial/gpu.jsonl", "0.5"]),
+    "two cards, samples": ({"count": 2, "card1_sm_clock": 600}, ["sample", "{folder}/gpu.jsonl", "0.2", "0,1"]),
+    "GB10, samples": ({"card0_memory": 0}, ["sample", "{folder}/gpu.jsonl", "0.2"]),
+}
+
+
+class Said(NamedTuple):
+    """What each of MACHINES answered, and where its folder is."""
+
+    answers: dict[str, Any]
+    home: Path
+
+
+@pytest.fixture(scope="module")
+def said(libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """All in one process: most of its time is the start."""
+    home = tmp_path_factory.mktemp("machines")
+    orders = []
+    for name, (keys, command) in MACHINES.items():
+        machine = Standin(home / name, libraries["new"])
+        machine.set(**keys)
+        orders.append((machine, [word.replace("{folder}", str(home / name)) for word in command]))
+    return Said(dict(zip(MACHINES, orders[0][0].ask_each(*orders), strict=True)), home)
+
+
 # ---- facts ----------------------------------------------------------------------------------------------------------
 
 
-def test_facts_of_one_card(standin: Standin) -> None:
-    standin.set(card0_ecc=1, card0_persistence=0, card0_pcie=4, card0_lanes=16, card0_processes="41,17")
-    (card,), note = standin.ask("facts")
+def test_facts_of_one_card(said: Said) -> None:
+    (card,), note = said.answers["one card"]
     assert note == ""
     assert card["name"] == "NVIDIA L4"
     assert card["uuid"] == "GPU-standin-0"
@@ -33,57 +72,52 @@ def test_facts_of_one_card(standin: Standin) -> None:
     assert card["foreign_processes"] == [17, 41]
 
 
-def test_facts_of_two_cards(standin: Standin) -> None:
-    standin.set(count=2, card1_name="NVIDIA L40S")
-    cards, _ = standin.ask("facts")
+def test_facts_of_two_cards(said: Said) -> None:
+    cards, _ = said.answers["two cards"]
     assert [(c["index"], c["name"], c["uuid"]) for c in cards] == [
         (0, "NVIDIA L4", "GPU-standin-0"),
         (1, "NVIDIA L40S", "GPU-standin-1"),
     ]
 
 
-def test_facts_of_a_gb10_say_none_where_the_card_has_no_answer(standin: Standin) -> None:
-    standin.set(card0_name="NVIDIA GB10", card0_memory=0)
-    (card,), note = standin.ask("facts")
+def test_facts_of_a_gb10_say_none_where_the_card_has_no_answer(said: Said) -> None:
+    (card,), note = said.answers["GB10"]
     assert note == ""
     assert card["name"] == "NVIDIA GB10"
     assert card["memory_total_bytes"] is card["memory_used_bytes"] is card["power_limit_w"] is None
     assert card["sm_clocks_mhz"] == []
 
 
-def test_a_lost_card_keeps_its_index_and_is_named(standin: Standin) -> None:
-    standin.set(count=2, card1_fail=15)
-    cards, note = standin.ask("facts")
+def test_a_lost_card_keeps_its_index_and_is_named(said: Said) -> None:
+    cards, note = said.answers["a lost card"]
     assert [c["name"] for c in cards] == ["NVIDIA L4", None]
     assert note == "card 1: no answer from the driver"
 
 
 @pytest.mark.parametrize(
-    ("init", "note"),
+    ("machine", "note"),
     [
-        (9, "no GPU facts: the NVIDIA driver is not loaded"),
-        (18, "no GPU facts: the NVIDIA library does not start: RM has detected an NVML/RM version mismatch."),
+        ("not loaded", "no GPU facts: the NVIDIA driver is not loaded"),
+        (
+            "another version",
+            "no GPU facts: the NVIDIA library does not start: RM has detected an NVML/RM version mismatch.",
+        ),
+        ("no card", "no GPU facts: the NVIDIA library finds no card"),
     ],
 )
-def test_a_driver_that_does_not_start_is_a_note(standin: Standin, init: int, note: str) -> None:
-    standin.set(init=init)
-    assert standin.ask("facts") == [[], note]
-
-
-def test_no_card_is_a_note(standin: Standin) -> None:
-    standin.set(count=0)
-    assert standin.ask("facts") == [[], "no GPU facts: the NVIDIA library finds no card"]
+def test_no_card_and_a_driver_that_does_not_start_are_a_note(said: Said, machine: str, note: str) -> None:
+    assert said.answers[machine] == [[], note]
 
 
 def test_no_library_is_a_note_and_no_error(tmp_path: Path) -> None:
     machine = Standin(tmp_path, tmp_path)
-    cards, note = machine.ask("facts")
+    commands = ["facts"], ["checks", "{}"], ["sample", str(tmp_path / "gpu.jsonl"), "0", ""]
+    (cards, note), rows, sampled = machine.ask_each(*((machine, command) for command in commands))
     if cards:
         pytest.skip("this machine has a real NVIDIA library")
     assert note == "no GPU facts: the NVIDIA library is not on this machine"
-    rows = machine.ask("checks", "{}")
     assert [(row["name"], row["state"], row["detail"]) for row in rows][0] == ("GPU", "warn", note)
-    assert machine.ask("sample", str(tmp_path / "gpu.jsonl"), "0", "")["samples"] == []
+    assert sampled["samples"] == []
     assert not (tmp_path / "gpu.jsonl").exists()
 
 
@@ -145,11 +179,9 @@ def test_another_card_is_one_line_with_the_way_out(asked: dict[str, Any], cards:
     assert str(caught.value) == line
 
 
-def test_foreign_processes_are_listed_with_the_card(standin: Standin) -> None:
-    standin.set(card0_processes="4711")
-    answer = standin.ask("select", json.dumps({"expected": "H200"}))
-    assert "card 0 NVIDIA L4 (in use by processes 4711)" in answer["error"]
-    rows = standin.ask("checks", json.dumps({"expected": "H200"}))
+def test_foreign_processes_are_listed_with_the_card(said: Said) -> None:
+    assert "card 0 NVIDIA L4 (in use by processes 4711)" in said.answers["in use, select"]["error"]
+    rows = said.answers["in use, checks"]
     states = {row["name"]: row["state"] for row in rows}
     assert states == {"GPU 0": "ok", "GPU 0 in use": "warn", "GPU of the scenario": "fail"}
 
@@ -164,11 +196,9 @@ def test_the_nearest_clock_that_all_cards_support_is_taken() -> None:
 # ---- samples --------------------------------------------------------------------------------------------------------
 
 
-def test_samples_are_kept_and_written_as_they_arrive(standin: Standin, tmp_path: Path) -> None:
-    standin.set(card0_reasons=4, card0_processes="99")
-    path = tmp_path / "trial" / "gpu.jsonl"
-    answer = standin.ask("sample", str(path), "0.5")
-    written = list(read_lines(path, GpuSample))
+def test_samples_are_kept_and_written_as_they_arrive(said: Said) -> None:
+    answer = said.answers["one card, samples"]
+    written = list(read_lines(said.home / "one card, samples" / "trial" / "gpu.jsonl", GpuSample))
     assert len(written) == len(answer["samples"]) >= 2
     first = written[0]
     assert (first.sm_clock_mhz, first.memory_clock_mhz, first.reasons) == (1995, 6251, 4)
@@ -179,9 +209,8 @@ def test_samples_are_kept_and_written_as_they_arrive(standin: Standin, tmp_path:
     assert sum(s.processes is not None for s in written) < len(written)
 
 
-def test_samples_are_per_card(standin: Standin, tmp_path: Path) -> None:
-    standin.set(count=2, card1_sm_clock=600)
-    samples = standin.ask("sample", str(tmp_path / "gpu.jsonl"), "0.2", "0,1")["samples"]
+def test_samples_are_per_card(said: Said) -> None:
+    samples = said.answers["two cards, samples"]["samples"]
     assert {(s["index"], s["sm_clock_mhz"]) for s in samples} == {(0, 1995), (1, 600)}
 
 
@@ -192,9 +221,8 @@ def test_an_old_driver_gives_reasons_by_the_old_name(old_standin: Standin, tmp_p
     assert answer["errors"] == []
 
 
-def test_a_gb10_without_memory_is_sampled(standin: Standin, tmp_path: Path) -> None:
-    standin.set(card0_memory=0)
-    samples = standin.ask("sample", str(tmp_path / "gpu.jsonl"), "0.2")["samples"]
+def test_a_gb10_without_memory_is_sampled(said: Said) -> None:
+    samples = said.answers["GB10, samples"]["samples"]
     assert {s["memory_used_bytes"] for s in samples} == {None}
     assert {s["sm_clock_mhz"] for s in samples} == {1995}
 
