@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 
-from kit import scenario
 from kit.errors import UnusableInput
 from kit.measurements import GpuFacts, GpuSample
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # neither is needed by the guard, a process that starts with every lock
+    from kit import scenario
     from kit.doctor import Check
 
 SAMPLE_PERIOD_S = 0.1
@@ -170,7 +170,7 @@ def boot_id() -> str:
 # ---- the choice -----------------------------------------------------------------------------------------------------
 
 
-def select(gpu: scenario.Gpu, cards: list[GpuFacts]) -> list[int]:
+def select(gpu: "scenario.Gpu", cards: list[GpuFacts]) -> list[int]:
     """Indexes of the cards a scenario runs on: its `ids`, else the first `count` cards of the expected name.
 
     No card and none expected gives []. Raises UnusableInput that names what was found, what was expected and the way
@@ -187,7 +187,7 @@ def select(gpu: scenario.Gpu, cards: list[GpuFacts]) -> list[int]:
     return [card.index for card in chosen]
 
 
-def _named_cards(gpu: scenario.Gpu, cards: list[GpuFacts]) -> list[GpuFacts]:
+def _named_cards(gpu: "scenario.Gpu", cards: list[GpuFacts]) -> list[GpuFacts]:
     by_index = {card.index: card for card in cards}
     for index in gpu.ids:
         if index not in by_index:
@@ -195,7 +195,7 @@ def _named_cards(gpu: scenario.Gpu, cards: list[GpuFacts]) -> list[GpuFacts]:
     return [by_index[index] for index in gpu.ids]
 
 
-def _first_cards(gpu: scenario.Gpu, cards: list[GpuFacts]) -> list[GpuFacts]:
+def _first_cards(gpu: "scenario.Gpu", cards: list[GpuFacts]) -> list[GpuFacts]:
     fit = [card for card in cards if _is_expected(gpu, card)]
     if not fit:
         raise UnusableInput(_other_card(gpu, cards))
@@ -205,13 +205,13 @@ def _first_cards(gpu: scenario.Gpu, cards: list[GpuFacts]) -> list[GpuFacts]:
     return fit[: gpu.count]
 
 
-def _is_expected(gpu: scenario.Gpu, card: GpuFacts) -> bool:
+def _is_expected(gpu: "scenario.Gpu", card: GpuFacts) -> bool:
     """Whole words of the name count: "L4" is no "NVIDIA L40S"."""
     words = rf"(?<![A-Za-z0-9]){re.escape(gpu.expected)}(?![A-Za-z0-9])"
     return not gpu.expected or bool(re.search(words, card.name or "", re.IGNORECASE))
 
 
-def _other_card(gpu: scenario.Gpu, cards: list[GpuFacts]) -> str:
+def _other_card(gpu: "scenario.Gpu", cards: list[GpuFacts]) -> str:
     name = next((card.name for card in cards if card.name), None)
     instead = f'`--set gpu.expected="{name}"`' if name else "`--set gpu.expected=`"
     return f"gpu.expected: expected {gpu.expected}, {_found(cards)}; to run here all the same: {instead}"
@@ -409,7 +409,7 @@ class _Reader:
 # ---- doctor ---------------------------------------------------------------------------------------------------------
 
 
-def checks(gpu: scenario.Gpu | None = None) -> "list[Check]":
+def checks(gpu: "scenario.Gpu | None" = None) -> "list[Check]":
     """The GPU rows of `doctor`; with a scenario's `[gpu]` also whether its cards are here. Reads only."""
     from kit.doctor import Check
 
@@ -437,7 +437,7 @@ def _card_rows(cards: list[GpuFacts]) -> "list[Check]":
     return rows
 
 
-def _choice_rows(gpu: scenario.Gpu | None, cards: list[GpuFacts]) -> "list[Check]":
+def _choice_rows(gpu: "scenario.Gpu | None", cards: list[GpuFacts]) -> "list[Check]":
     """Whether the scenario's cards are here; whether a lock is allowed shows only when it is tried, in a run."""
     from kit.doctor import Check
 

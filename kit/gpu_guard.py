@@ -13,12 +13,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from kit import gpu, scenario
+from kit import gpu
 from kit.errors import RunFailed, UnusableInput
 from kit.measurements import GpuFacts, LockRecord, write_whole
+
+if TYPE_CHECKING:
+    from kit import scenario
 
 ENDINGS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 POLL_S = 0.25
@@ -50,7 +54,9 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def hold_lock(table: scenario.Gpu, indexes: list[int], state_dir: Path, no_lock: bool = False) -> Iterator[LockRecord]:
+def hold_lock(
+    table: "scenario.Gpu", indexes: list[int], state_dir: Path, no_lock: bool = False
+) -> Iterator[LockRecord]:
     """Locks the SM clock of the cards while the context is open, and says what came of it.
 
     `required` raises UnusableInput when it cannot be had; `preferred` goes on with state "refused" or "unsupported".
@@ -293,4 +299,5 @@ def _reset(nvml: gpu.Nvml, taken: dict[str, Path]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    os._exit(exit_code)  # the answer was written past Python's buffers, and the run waits for this end
