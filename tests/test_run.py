@@ -1,6 +1,7 @@
 """The order of events against a fake server with true processes; resuming after every kind of end."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,11 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from kit import measurements, plan, run
+from kit import measurements, plan, run, run_folder
 from kit.engine import Endpoint, Launch
 from kit.engine.process import ProcessEngine
 from kit.errors import RunFailed, ServerFailed, UnusableInput
@@ -29,11 +31,41 @@ def port() -> int:
     return pipeline.free_port()
 
 
-def test_the_same_command_on_a_finished_run_starts_a_new_one(tmp_path: Path, port: int) -> None:
-    single = pipeline.short(port, arms={"plain": Arm()})
-    first = run.run(pipeline.setup(single, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
-    second = run.run(pipeline.setup(single, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
-    assert first != second
+class Left(NamedTuple):
+    """A run that is over, and what it was asked. Tests that go on with it take a copy of its results."""
+
+    scenario: Scenario
+    results: Path
+
+    def copied(self, place: Path) -> tuple[run_folder.Setup, Path]:
+        """What would go on with the run at another place, and the run's folder there."""
+        results = shutil.copytree(self.results, place / "results")
+        (folder,) = results.glob("pipeline/*")
+        return pipeline.setup(self.scenario, results, place / "state"), folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Left:
+    """One trial, measured."""
+    home, single = tmp_path_factory.mktemp("finished"), pipeline.short(pipeline.free_port(), arms={"plain": Arm()})
+    run.run(pipeline.setup(single, home / "results", home / "state"), pipeline.Quiet())
+    return Left(single, home / "results")
+
+
+@pytest.fixture(scope="module")
+def died(tmp_path_factory: pytest.TempPathFactory) -> Left:
+    """A run whose server died in its second trial."""
+    home, wanted = tmp_path_factory.mktemp("died"), pipeline.scenario(pipeline.free_port())
+    dying = Arm(env={"FAKE_FAIL": "exit_after_requests:8"})
+    wanted = msgspec.structs.replace(wanted, arms={"plain": dying}, limits=Limits(silence_timeout_s=5))
+    with pytest.raises(RunFailed):
+        run.run(pipeline.setup(wanted, home / "results", home / "state"), pipeline.Quiet())
+    return Left(wanted, home / "results")
+
+
+def test_the_same_command_on_a_finished_run_starts_a_new_one(finished: Left, tmp_path: Path) -> None:
+    ready, first = finished.copied(tmp_path)
+    assert run.run(ready, pipeline.Quiet()) != first
 
 
 def test_kill_9_of_the_runner_costs_the_trial_under_way_and_nothing_else(tmp_path: Path, port: int) -> None:
@@ -85,27 +117,19 @@ def test_a_server_that_does_not_start_says_why_and_leaves_the_earlier_arm(tmp_pa
     assert len(measurements.read(folder).trials) == 1
 
 
-def test_a_server_that_dies_in_a_trial_ends_the_run_and_keeps_what_was_measured(tmp_path: Path, port: int) -> None:
-    wanted = pipeline.scenario(port)
-    dying = Arm(env={"FAKE_FAIL": "exit_after_requests:8"})
-    wanted = msgspec.structs.replace(wanted, arms={"plain": dying}, limits=Limits(silence_timeout_s=5))
-    with pytest.raises(RunFailed):
-        run.run(pipeline.setup(wanted, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
-    (folder,) = (tmp_path / "results").glob("pipeline/*")
+def test_a_server_that_dies_in_a_trial_ends_the_run_and_keeps_what_was_measured(died: Left) -> None:
+    (folder,) = died.results.glob("pipeline/*")
     m = measurements.read(folder)
     assert m.trials
     assert m.incomplete
 
 
-def test_a_changed_workload_is_refused_on_resume(tmp_path: Path, port: int) -> None:
-    wanted = pipeline.scenario(port)
-    broken = msgspec.structs.replace(wanted, arms={"plain": Arm(env={"FAKE_FAIL": "exit_after_requests:10"})})
-    with pytest.raises(RunFailed):
-        run.run(pipeline.setup(broken, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
-    (path,) = (tmp_path / "results").glob("pipeline/*/workloads/ids-s1.jsonl")
+def test_a_changed_workload_is_refused_on_resume(died: Left, tmp_path: Path) -> None:
+    ready, folder = died.copied(tmp_path)
+    path = folder / "workloads" / "ids-s1.jsonl"
     path.write_bytes(path.read_bytes().replace(b"1000", b"1001", 1))
     with pytest.raises(UnusableInput, match="ids-s1.jsonl: changed since it was frozen"):
-        run.run(pipeline.setup(broken, tmp_path / "results", tmp_path / "state"), pipeline.Quiet())
+        run.run(ready, pipeline.Quiet())
 
 
 # ---- another run, another server ------------------------------------------------------------------------------------
@@ -265,16 +289,14 @@ class OneMore:
         return msgspec.structs.replace(plan.block(scenario, 2, plan.points(scenario)[:1], (7,)), look=2)
 
 
-def test_a_finished_run_is_gone_on_with_by_a_strategy_that_wants_more(tmp_path: Path, port: int) -> None:
-    places = (tmp_path / "results", tmp_path / "state")
-    wanted = pipeline.scenario(port, arms={"plain": Arm()})
-    first = run.run(pipeline.setup(wanted, *places), pipeline.Quiet())
+def test_a_finished_run_is_gone_on_with_by_a_strategy_that_wants_more(finished: Left, tmp_path: Path) -> None:
+    ready, first = finished.copied(tmp_path)
     before = {p: p.stat().st_mtime_ns for p in first.glob("sitting-1/*/*/complete")}
-    again = run.run(pipeline.setup(wanted, *places), pipeline.Quiet(), OneMore())
-    assert again == first
+    assert run.run(ready, pipeline.Quiet(), OneMore()) == first
     m = measurements.read(first)
+    assert before
     assert {p: p.stat().st_mtime_ns for p in before} == before
-    assert len(m.trials) == 2 + 1
+    assert len(m.trials) == 1 + 1
     assert {t.record.seed for t in m.trials} == {1, 7}
     assert m.run.looks_planned == 2
     assert not measurements.damage(first)
