@@ -45,13 +45,13 @@ def processes() -> Iterator[Process]:
 
 
 def process(pid: int) -> Process | None:
-    """One process, or None when it has ended (a zombie has)."""
+    """One process, or None when it has ended: a zombie has, unless threads of it still hold its files and ports."""
     try:
         text = _read(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     fields = text.rpartition(b")")[2].split()  # the name before it may hold spaces and brackets, and bytes of any kind
-    if fields[0] in b"ZX":
+    if fields[0] in b"ZX" and int(fields[17]) <= 1:
         return None
     return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]))
 

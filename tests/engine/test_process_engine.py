@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kit.client.job import DriveJob
-from kit.engine import Endpoint, Launch
+from kit.engine import Endpoint, Launch, supervisor
 from kit.engine.process import ProcessEngine, split_cores
 from kit.errors import EngineLost, RunFailed, ServerFailed, UnusableInput
 from kit.sglang import api, log
@@ -366,6 +366,23 @@ def test_proxies_of_the_environment_are_not_used(tmp_path: Path, port: int, mark
     assert not [one for one in environs if b"127.0.0.1:9" in one]
     stop(runner, signal.SIGTERM)
     wait_for_nothing_left(mark)
+
+
+def test_a_process_lives_until_its_last_thread_has_ended() -> None:
+    """A server of many threads is a zombie already while one of them still holds the port."""
+    program = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    server = subprocess.Popen([sys.executable, "-c", program])
+    while Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    assert supervisor.process(server.pid) is not None
+    os.kill(server.pid, signal.SIGKILL)  # Popen's own would look at the zombie first
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    assert supervisor.process(server.pid) is None
+    server.wait()
 
 
 # ---- the fake's truth ------------------------------------------------------------------------------------------
