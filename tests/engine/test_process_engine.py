@@ -378,8 +378,9 @@ def test_a_process_lives_until_its_last_thread_has_ended() -> None:
     server = subprocess.Popen([sys.executable, "-c", program])
     while Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.01)
-    assert supervisor.process(server.pid) is not None
-    os.kill(server.pid, signal.SIGKILL)  # Popen's own would look at the zombie first
+    found = supervisor.process(server.pid)
+    server.kill()
+    assert found is not None
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
     assert supervisor.process(server.pid) is None
     server.wait()
