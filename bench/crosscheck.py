@@ -28,6 +28,7 @@ from tabulate import tabulate
 
 from kit import gpu, scenario, setup, workload
 from kit.analysis import metrics
+from kit.analysis.chunks import Chunks
 from kit.client.job import DriveJob
 from kit.engine import Endpoint, Launch
 from kit.measurements import DriveEnd, RequestRecord
@@ -58,6 +59,8 @@ ITL divides each gap by its chunk's tokens in both."""
 
 def _values(records: list[RequestRecord], tag: str) -> list[float]:
     metric = metrics.BY_TAG[tag]
+    if metric.chunks is not None:
+        return [v * metric.scale for v in metric.chunks(Chunks([r for r in records if r.chunks]))]
     assert metric.request is not None
     return [v * metric.scale for r in records for v in metric.request(r)]
 

@@ -11,9 +11,10 @@ import msgspec
 
 from kit import charts
 from kit.analysis import gpu
+from kit.analysis.chunks import Chunks
 from kit.analysis.conditions import Condition, Fit
 from kit.analysis.crossover import State
-from kit.analysis.metrics import gaps_s, succeeded
+from kit.analysis.metrics import succeeded
 from kit.analysis.summary import ArmCrossover, Summary
 from kit.analysis.table import Cell, Row
 from kit.analysis.words import listed_users, users_text
@@ -201,7 +202,7 @@ def _gaps(summary: Summary, m: Measurements, dataset: str) -> Chart | None:
     series = []
     for number, arm in enumerate(summary.arms):
         trials = [t for t in _closed(m, dataset) if t.record.arm == arm and t.record.concurrency == load]
-        gaps = [1000 * g for t in trials for r in succeeded(t) for g in gaps_s(r)]
+        gaps = (1000 * Chunks([r for t in trials for r in succeeded(t)]).gaps_s).tolist()
         if gaps:
             series.append((arm, number, gaps))
     if not series:

@@ -5,9 +5,9 @@ A metric is None where the records do not allow it: a missing number is never 0 
 failed requests take part in no metric but `failed_share`.
 """
 
-from collections.abc import Callable, Iterable
-from itertools import chain, repeat
-from operator import itemgetter, sub, truediv
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
 from statistics import fmean
 from typing import Literal, TypeAlias
 
@@ -15,17 +15,20 @@ import msgspec
 import numpy as np
 
 from kit.analysis import gpu
-from kit.analysis.quantiles import linear
+from kit.analysis.chunks import Chunks
+from kit.analysis.quantiles import Numbers, linear
 from kit.measurements import LockRecord, RequestRecord, TrialData
 
 PEAK_WINDOW_S = 1.0
 PerRequest: TypeAlias = Callable[[RequestRecord], "Iterable[float]"]
 PerTrial: TypeAlias = Callable[[TrialData], "float | None"]
+OfChunks: TypeAlias = Callable[[Chunks], "Iterable[float] | Numbers"]
 Timed: TypeAlias = Literal["gap", "first token", "answer", "trial"]
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric. Either `trial` gives its value for a trial, or `request` gives values that pool over requests.
+    """One metric. Either `trial` gives its value for a trial, or `request` gives values that pool over requests, or
+    `chunks` gives the values that all successes' chunks add to the pool.
 
     `pool` says how values pool: a quantile between 0 and 1, or the mean (None). `scale` turns the record's unit into
     the shown one. `better` is the direction; "neither" describes and is not compared.
@@ -38,6 +41,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     definition: str
     trial: PerTrial | None = None
     request: PerRequest | None = None
+    chunks: OfChunks | None = None
     pool: float | None = None
     many: bool = False
     scale: float = 1.0
@@ -49,7 +53,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_quantile(self) -> bool:
         """Whether the pooled value gets an order-statistic interval."""
-        return self.request is not None and self.pool is not None and not self.many
+        return self.pool is not None and not self.many
 
 
 # ---- one request ----------------------------------------------------------------------------------------------------
@@ -106,24 +110,9 @@ def _tpot_sglang(r: RequestRecord) -> Iterable[float]:
     return ((latency - (first_s - r.sent_s)) / ((r.completion_tokens or 0) - 1),)
 
 
-def gaps_s(r: RequestRecord) -> list[float]:
-    """Seconds between chunks that carried tokens: what a reader feels."""
-    times = list(map(itemgetter(0), r.chunks))
-    return list(map(sub, times[1:], times))
-
-
 def chunk_tokens(r: RequestRecord) -> int:
     """The tokens that came in the request's chunks."""
     return sum(map(itemgetter(1), r.chunks))
-
-
-def _itl_sglang(r: RequestRecord) -> Iterable[float]:
-    tokens = list(map(itemgetter(1), r.chunks[1:]))
-    return chain.from_iterable(map(repeat, map(truediv, gaps_s(r), tokens), tokens))
-
-
-def _longest_gap(r: RequestRecord) -> Iterable[float]:
-    return [max(gaps)] if (gaps := gaps_s(r)) else []
 
 
 def _tpot(r: RequestRecord) -> Iterable[float]:
@@ -139,7 +128,10 @@ def _e2e(r: RequestRecord) -> Iterable[float]:
 
 def window_s(trial: TrialData) -> tuple[float, float] | None:
     """From the first request sent to the last token, in the trial's seconds; None without a success."""
-    done = succeeded(trial)
+    return _window_s(succeeded(trial))
+
+
+def _window_s(done: Sequence[RequestRecord]) -> tuple[float, float] | None:
     sent = [r.sent_s for r in done if r.sent_s is not None]
     return (min(sent), max(r.chunks[-1][0] for r in done)) if sent else None
 
@@ -167,19 +159,6 @@ def _request_throughput(trial: TrialData) -> float | None:
     return len(succeeded(trial)) / seconds if seconds else None
 
 
-def _peak_throughput(trial: TrialData) -> float | None:
-    """Tokens of the fullest of the windows of about one second that tile the trial: so never below the average."""
-    window, seconds, done = window_s(trial), duration_s(trial), succeeded(trial)
-    if window is None or not seconds:
-        return None
-    start = window[0]
-    windows = max(1, int(seconds / PEAK_WINDOW_S))
-    times = np.array([c[0] for r in done for c in r.chunks]) - start
-    weights = np.array([c[1] for r in done for c in r.chunks])
-    filled = np.bincount(np.clip((times / seconds * windows).astype(int), 0, windows - 1), weights, windows)
-    return float(filled.max() * windows / seconds)
-
-
 def accept_length(trial: TrialData) -> float | None:
     """Emitted tokens per verify step over the trial's own requests; requests that were retracted stand apart."""
     counted = [r for r in succeeded(trial) if _verified(r) and not r.retractions]
@@ -195,12 +174,6 @@ def _accept_strict(trial: TrialData) -> float | None:
 
 def _verified(r: RequestRecord) -> int:
     return (r.spec.verify_steps or 0) if r.spec and r.completion_tokens is not None else 0
-
-
-def _tokens_per_chunk(trial: TrialData) -> float | None:
-    done = succeeded(trial)
-    chunks = sum(len(r.chunks) for r in done)
-    return sum(map(chunk_tokens, done)) / chunks if chunks else None
 
 
 def _mean(field: Callable[[RequestRecord], int | None]) -> PerTrial:
@@ -244,6 +217,38 @@ def _joules_per_token(trial: TrialData) -> float | None:
     return seen.joules_per_output_token if seen else None
 
 
+# ---- all chunks of a trial ------------------------------------------------------------------------------------------
+
+
+def _peak_throughput(chunks: Chunks) -> Iterable[float]:
+    """Tokens of the fullest of the windows of about one second that tile the trial: so never below the average."""
+    window = _window_s(chunks.requests)
+    if window is None or window[1] <= window[0]:
+        return ()
+    start, seconds = window[0], window[1] - window[0]
+    windows = max(1, int(seconds / PEAK_WINDOW_S))
+    at = np.clip(((chunks.times_s - start) / seconds * windows).astype(int), 0, windows - 1)
+    return (float(np.bincount(at, chunks.tokens, windows).max() * windows / seconds),)
+
+
+def _itl_sglang(chunks: Chunks) -> Numbers:
+    tokens = chunks.gap_tokens
+    found: Numbers = np.repeat(chunks.gaps_s, tokens) / np.repeat(tokens, tokens)
+    return found
+
+
+def _gaps(chunks: Chunks) -> Numbers:
+    return chunks.gaps_s
+
+
+def _longest_gap(chunks: Chunks) -> Numbers:
+    return chunks.longest_gaps_s
+
+
+def _tokens_per_chunk(chunks: Chunks) -> Iterable[float]:
+    return (int(chunks.tokens.sum()) / len(chunks.tokens),) if len(chunks.tokens) else ()
+
+
 # ---- the registry ---------------------------------------------------------------------------------------------------
 
 METRICS: tuple[Metric, ...] = (
@@ -261,7 +266,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         tag="peak_throughput_tok_s", times="trial", heading="Peak output", unit="tok/s", better="neither",
-        trial=_peak_throughput,
+        chunks=_peak_throughput,
         digits=1, definition="Tokens of the fullest of the windows of about one second that tile the trial; so it is "
         "never below the average.",
     ),
@@ -302,33 +307,33 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         tag="itl_sglang_p50_ms", times="gap", heading="ITL p50 (SGLang)", unit="ms", better="lower",
-        request=_itl_sglang, pool=0.5,
+        chunks=_itl_sglang, pool=0.5,
         many=True, scale=1e3,
         definition="Each gap divided by the tokens of its chunk and repeated for each of them, as SGLang's own client "
         "prints it; this hides bursts, and is kept so that published figures compare.",
     ),
     Metric(
         tag="itl_sglang_p99_ms", times="gap", heading="ITL p99 (SGLang)", unit="ms", better="lower",
-        request=_itl_sglang, pool=0.99,
+        chunks=_itl_sglang, pool=0.99,
         many=True, scale=1e3, compared=True, definition="The 99th percentile of the same.",
     ),
     Metric(
         tag="gap_longest_p50_ms", times="gap", heading="Longest gap p50", unit="ms", better="lower",
-        request=_longest_gap, pool=0.5,
+        chunks=_longest_gap, pool=0.5,
         scale=1e3, compared=True, digits=1,
         definition="Each request's longest time between two chunks that carry tokens: the longest silence its reader "
         "felt; the median over requests.",
     ),
     Metric(
         tag="gap_longest_p99_ms", times="gap", heading="Longest gap p99", unit="ms", better="lower",
-        request=_longest_gap,
+        chunks=_longest_gap,
         pool=0.99, scale=1e3, compared=True, judged=True, digits=1,
         definition="The 99th percentile of the same over requests. Arms are compared on it, since fewer chunks put "
         "the same stall at another quantile of the pooled gaps.",
     ),
     Metric(
         tag="gap_pooled_p99_ms", times="gap", heading="Gap p99 (pooled)", unit="ms", better="lower",
-        request=gaps_s, pool=0.99,
+        chunks=_gaps, pool=0.99,
         many=True, scale=1e3, digits=1,
         definition="The 99th percentile over all gaps of all requests: shown, not judged.",
     ),
@@ -360,7 +365,7 @@ METRICS: tuple[Metric, ...] = (
         definition="avg_spec_accept_length of /server_info, which misses the tail of a short run.",
     ),
     Metric(
-        tag="tokens_per_chunk", heading="Tokens per chunk", unit="tok", better="neither", trial=_tokens_per_chunk,
+        tag="tokens_per_chunk", heading="Tokens per chunk", unit="tok", better="neither", chunks=_tokens_per_chunk,
         definition="Tokens over chunks that carried tokens.",
     ),
     Metric(
@@ -395,23 +400,27 @@ METRICS: tuple[Metric, ...] = (
 BY_TAG = {m.tag: m for m in METRICS}
 
 
-def values(metric: Metric, trial: TrialData) -> list[float]:
-    """What a trial gives to the pool, in order: a number of each request (or gap), or its own one number; scaled."""
-    if metric.trial is not None:
+def values(metric: Metric, trial: TrialData, chunks: Chunks) -> Numbers:
+    """What a trial gives to the pool, in order: a number of each request (or gap), or its own one number; scaled.
+    `chunks` are those of its successes."""
+    if metric.chunks is not None:
+        taken = np.asarray(metric.chunks(chunks), float)
+    elif metric.request is not None:
+        taken = np.fromiter(chain.from_iterable(map(metric.request, chunks.requests)), float)
+    else:
+        assert metric.trial is not None
         found = metric.trial(trial)
-        return [] if found is None else [found * metric.scale]
-    assert metric.request is not None
-    taken = np.fromiter(chain.from_iterable(map(metric.request, succeeded(trial))), float)
-    return list(np.sort(taken * metric.scale).tolist())
+        taken = np.array([] if found is None else [found], float)
+    return np.sort(taken * metric.scale)
 
 
-def pooled(metric: Metric, numbers: list[float]) -> float | None:
-    """The pooled number: the metric's quantile, or the mean; None of nothing."""
-    if not numbers:
+def pooled(metric: Metric, numbers: Numbers) -> float | None:
+    """The pooled number of what is in order: the metric's quantile, or the mean; None of nothing."""
+    if not len(numbers):
         return None
-    return fmean(numbers) if metric.pool is None else linear(sorted(numbers), metric.pool)
+    return fmean(numbers) if metric.pool is None else linear(numbers, metric.pool)
 
 
 def value(metric: Metric, trial: TrialData) -> float | None:
     """The metric of one trial; None where its records do not allow it."""
-    return pooled(metric, values(metric, trial))
+    return pooled(metric, values(metric, trial, Chunks(succeeded(trial))))

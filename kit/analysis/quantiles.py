@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil, log
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from scipy.special import bdtr
 
 CONFIDENCE = 0.95
+Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +29,7 @@ def fewest_for_upper_bound(q: float, confidence: float = CONFIDENCE) -> int:
     return ceil(log(1 - confidence) / log(q))
 
 
-def linear(ordered: Sequence[float], q: float) -> float:
+def linear(ordered: Sequence[float] | Numbers, q: float) -> float:
     """The q-quantile of sorted values, linear between the two order statistics around it (numpy's default)."""
     place = (len(ordered) - 1) * q
     below = int(place)

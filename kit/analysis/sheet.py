@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import msgspec
 
 from kit.analysis import gpu, metrics, trust
+from kit.analysis.chunks import Chunks
+from kit.analysis.quantiles import Numbers
 from kit.measurements import LockRecord, Measurements, TrialData
 from kit.plan import Point
 
@@ -36,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True):
     trial: TrialData
     start: Start
     point: Point
-    numbers: dict[str, list[float]]
+    numbers: dict[str, Numbers]
     values: dict[str, float]
     cards: gpu.GpuSummary | None
     lags: dict[metrics.Timed, float]
@@ -60,23 +62,24 @@ def entries(m: Measurements) -> list[Entry]:
 
 
 def _entry(trial: TrialData, lock: LockRecord) -> Entry:
-    numbers = _numbers(trial)
+    chunks = Chunks(metrics.succeeded(trial))
+    numbers = _numbers(trial, chunks)
     values = {tag: v for tag, found in numbers.items() if (v := metrics.pooled(metrics.BY_TAG[tag], found)) is not None}
     record = trial.record
     point = Point(record.dataset, record.concurrency, record.rate_per_s)
     cards = metrics.cards(trial, lock)
-    lags = trust.lag_shares(trial)
+    lags = trust.lag_shares(trial, chunks)
     return Entry(trial, start_of(trial), point, numbers, values, cards, lags, trust.why_not_judged(trial, lags))
 
 
-def _numbers(trial: TrialData) -> dict[str, list[float]]:
-    """What each metric gives to the pool; the metrics of one quantity share its list, which is in order."""
-    taken: dict[object, list[float]] = {}
+def _numbers(trial: TrialData, chunks: Chunks) -> dict[str, Numbers]:
+    """What each metric gives to the pool; the metrics of one quantity share its array, which is in order."""
+    taken: dict[object, Numbers] = {}
     found = {}
     for metric in metrics.METRICS:
-        quantity = (metric.trial or metric.request, metric.scale)
+        quantity = (metric.trial or metric.request or metric.chunks, metric.scale)
         if quantity not in taken:
-            taken[quantity] = metrics.values(metric, trial)
+            taken[quantity] = metrics.values(metric, trial, chunks)
         found[metric.tag] = taken[quantity]
     return found
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from kit.analysis import metrics
 from kit.analysis.quantiles import Quantile, quantile
@@ -71,14 +72,14 @@ def _row(point: Point, arm: str, group: list[Entry]) -> Row:
 
 def _cell(metric: metrics.Metric, group: list[Entry]) -> Cell | None:
     """One metric over the trials of one arm at one point; None when no trial has it."""
-    numbers = [v for e in group for v in e.numbers[metric.tag]]
+    numbers = np.sort(np.concatenate([e.numbers[metric.tag] for e in group]))
     value = metrics.pooled(metric, numbers)
     if value is None:
         return None
     return Cell(
         metric=metric.tag,
         value=value,
-        quantile=quantile(numbers, metric.pool) if metric.is_quantile and metric.pool is not None else None,
+        quantile=quantile(numbers.tolist(), metric.pool) if metric.is_quantile and metric.pool is not None else None,
         per_seed=[_seed_value(e, e.values[metric.tag]) for e in group if metric.tag in e.values],
     )
 

@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from kit.analysis.metrics import Timed, decode_span, duration_s, failed_share, gaps_s, succeeded
+import numpy as np
+
+from kit.analysis.chunks import Chunks
+from kit.analysis.metrics import Timed, decode_span, duration_s, failed_share, succeeded
 from kit.analysis.words import percent
 from kit.measurements import Measurements, TrialData
 
@@ -34,11 +37,11 @@ def latest(trials: Iterable[TrialData]) -> list[TrialData]:
     return list(found.values())
 
 
-def spans_s(trial: TrialData) -> dict[Timed, float]:
-    """What a client's lag is weighed against, in seconds. What the trial lacks is not there."""
-    done = succeeded(trial)
+def spans_s(trial: TrialData, chunks: Chunks) -> dict[Timed, float]:
+    """What a client's lag is weighed against, in seconds. What the trial lacks is not there. `chunks`: of successes."""
+    done = chunks.requests
     found: dict[Timed, list[float]] = {
-        "gap": [g for r in done for g in gaps_s(r)],
+        "gap": np.sort(chunks.gaps_s).tolist(),
         "first token": [r.chunks[0][0] - r.sent_s for r in done if r.sent_s is not None],
         "answer": [span[0] for r in done if (span := decode_span(r))],
         "trial": [seconds] if (seconds := duration_s(trial)) else [],
@@ -46,10 +49,10 @@ def spans_s(trial: TrialData) -> dict[Timed, float]:
     return {timed: median(values) for timed, values in found.items() if values}
 
 
-def lag_shares(trial: TrialData) -> dict[Timed, float]:
+def lag_shares(trial: TrialData, chunks: Chunks) -> dict[Timed, float]:
     """The client's P99 lag over each of the spans."""
     lag = trial.record.watch.lag_p99_s
-    return {} if lag is None else {timed: lag / span for timed, span in spans_s(trial).items() if span > 0}
+    return {} if lag is None else {timed: lag / span for timed, span in spans_s(trial, chunks).items() if span > 0}
 
 
 def why_not_judged(trial: TrialData, lags: Mapping[Timed, float]) -> dict[Timed, str]:

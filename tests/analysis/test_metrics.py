@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from kit.analysis import metrics
+from kit.analysis.chunks import Chunks
 from kit.analysis.metrics import BY_TAG, METRICS
 from kit.measurements import (
     ClientWatch,
@@ -50,7 +51,7 @@ def value(tag: str, *requests: RequestRecord, **fields: object) -> float | None:
 def test_the_registry_is_whole() -> None:
     assert len(BY_TAG) == len(METRICS)
     for metric in METRICS:
-        assert (metric.trial is None) != (metric.request is None), metric.tag
+        assert [metric.trial, metric.request, metric.chunks].count(None) == 2, metric.tag
         assert metric.definition.endswith("."), metric.tag
         assert not metric.compared or metric.better != "neither", metric.tag
 
@@ -93,7 +94,8 @@ def test_case_01_per_token_itl_agrees_with_sglangs_tpot() -> None:
 def test_case_02_each_gap_is_divided_by_its_own_chunk() -> None:
     """Three tokens at 10 ms and one at 100 ms: a mean accept length of 2 would make the tail 50 ms."""
     slow = request(((1.0, 1), (1.03, 3), (1.13, 1)))
-    assert metrics.values(BY_TAG["itl_sglang_p99_ms"], trial(slow)) == pytest.approx([10, 10, 10, 100])
+    found = metrics.values(BY_TAG["itl_sglang_p99_ms"], trial(slow), Chunks([slow]))
+    assert found.tolist() == pytest.approx([10, 10, 10, 100])
 
 
 def test_case_08_stalls_show_in_the_gap_and_not_in_tpot() -> None:
