@@ -56,7 +56,7 @@ class RequestError(Record, frozen=True, kw_only=True):
     status: int | None = None
 
 
-class SpecCounters(Record, frozen=True, kw_only=True):
+class SpecCounters(Record, frozen=True, kw_only=True, gc=False):
     """The server's speculation counters of one request; None where its version does not report one."""
 
     verify_steps: int | None = None
@@ -65,7 +65,7 @@ class SpecCounters(Record, frozen=True, kw_only=True):
     accept_length: float | None = None
 
 
-class RequestRecord(Record, frozen=True, kw_only=True, tag="request"):
+class RequestRecord(Record, frozen=True, kw_only=True, tag="request", gc=False):
     """One request as the client saw it. `chunks` holds (seconds, tokens carried) of each chunk that carried tokens.
 
     Where a gateway gives no usage with its chunks, their tokens are unknown: `chunks` is empty then and `uncounted_s`
@@ -142,7 +142,7 @@ class GpuFacts(Record, frozen=True, kw_only=True):
     foreign_processes: list[int] = []
 
 
-class GpuSample(Record, frozen=True, kw_only=True):
+class GpuSample(Record, frozen=True, kw_only=True, gc=False):
     """One reading of one card. `monotonic_s` is the machine's CLOCK_MONOTONIC; `reasons` are NVML clock-event bits.
 
     `processes` are the compute processes on the card, read once a second: None in the samples between.

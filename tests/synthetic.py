@@ -7,6 +7,7 @@ batch, accept length, prefill time, pool and cap, run noise, restart noise and d
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -92,16 +93,25 @@ def scenario_of(truth: Truth) -> scenario.Scenario:
     )  # fmt: skip
 
 
+KEPT = 8
+"""How many of the last are kept for the next test that asks: the garbage collector walks through all that is kept."""
 _BUILT: dict[str, tuple[Truth, Measurements]] = {}
 
 
 def build(truth: Truth | None = None) -> Measurements:
-    """The measurements that a run of the truth would leave. Equal truths share them: change a copy (`edited`)."""
+    """The measurements that a run of the truth would leave. Equal truths may share them: change a copy (`edited`)."""
     truth = truth or Truth()
     key = repr(truth)  # names a function by its address, which stays its own while the truth is kept
     if key not in _BUILT:
         _BUILT[key] = truth, _build(truth)
+        drop_first(_BUILT)
     return _BUILT[key][1]
+
+
+def drop_first(made: dict[Any, Any]) -> None:
+    """Leaves the last `KEPT`."""
+    if len(made) > KEPT:
+        del made[next(iter(made))]
 
 
 def _build(truth: Truth) -> Measurements:
