@@ -6,19 +6,19 @@ differ by colour (Okabe and Ito's, safe for colour-blind readers), by marker and
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from itertools import pairwise
 from textwrap import wrap
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import matplotlib as mpl
 import msgspec
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MultipleLocator, NullLocator
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 Scale: TypeAlias = Literal["linear", "log"]
 WIDTH_IN = 7.2
@@ -120,7 +120,7 @@ def over_load(
     scale: Scale = "linear",
 ) -> str:
     """Values over concurrency, one line an arm, with intervals; the crossovers' brackets are shaded."""
-    with mpl.rc_context(STYLE):
+    with _styled():
         figure, axes = _sheet(words, 3.9)
         loads = sorted({p.load for line in lines for p in line.points})
         _load_axis(axes, loads, _room(line.name for line in lines))
@@ -135,7 +135,7 @@ def over_load(
 
 def tail(words: Words, gaps_ms: Sequence[tuple[str, int, Sequence[float]]]) -> str:
     """How often a gap is longer than x, both axes logarithmic: `(name, arm, gaps in ms)` of each arm."""
-    with mpl.rc_context(STYLE):
+    with _styled():
         figure, axes = _sheet(words, 3.9, left=0.155, above_in=0.22)
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -152,7 +152,7 @@ def tail(words: Words, gaps_ms: Sequence[tuple[str, int, Sequence[float]]]) -> s
 
 def pools(words: Words, bars: Sequence[Bar]) -> str:
     """One bar an arm; the outline behind each is the baseline's pool, so that what is missing shows."""
-    with mpl.rc_context(STYLE):
+    with _styled():
         figure, axes = _sheet(words, 0.95 + 0.52 * len(bars), left=0.14)
         base = max((b.tokens for b in bars if b.arm == 0), default=0)
         for row, bar in enumerate(bars):
@@ -162,7 +162,7 @@ def pools(words: Words, bars: Sequence[Bar]) -> str:
         axes.set_ylim(len(bars) - 0.45, -0.55)
         room = _room((b.label for b in bars), 6.0)
         axes.set_xlim(0, max([b.high or b.tokens for b in bars], default=1) / (1 - room))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
+        axes.xaxis.set_major_formatter(lambda v, _: _short(v))
         axes.set_xlabel("tokens of KV pool")
         return _svg(figure, words)
 
@@ -175,7 +175,9 @@ def over_time(
     limit_w: float | None = None,
 ) -> str:
     """The card's SM clock and power over the run, above each other; spans say which arm's server ran."""
-    with mpl.rc_context(STYLE):
+    from matplotlib import ticker
+
+    with _styled():
         figure, clock = _sheet(words, 4.3, rows=2, above_in=0.16)
         power = figure.axes[1]
         _draw_series(
@@ -185,10 +187,19 @@ def over_time(
         _draw_spans(clock, power, spans)
         unit, step_s = _time_step(samples[-1].at_s if samples else 0.0)
         power.set_xlabel(f"{'minutes' if unit == 60 else 'seconds'} since the start")
-        power.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v / unit:g}"))
-        power.xaxis.set_major_locator(MultipleLocator(step_s))
+        power.xaxis.set_major_formatter(lambda v, _: f"{v / unit:g}")
+        power.xaxis.set_major_locator(ticker.MultipleLocator(step_s))
         clock.tick_params(labelbottom=False)
         return _svg(figure, words)
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    """Draws in the kit's style. What only names charts, as a report's text does, never waits for matplotlib."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        yield
 
 
 # ---- the sheet ------------------------------------------------------------------------------------------------------
@@ -196,11 +207,14 @@ def over_time(
 
 def _sheet(
     words: Words, height_in: float, left: float = 0.09, rows: int = 1, above_in: float = 0.0
-) -> tuple[Figure, Axes]:
+) -> "tuple[Figure, Axes]":
     """A figure with its words at the top and axes below; inches of the axes are the same however long the words.
 
     `above_in` keeps room between the words and the axes, for what is written there.
     """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
     title = [line for part in words.finding.split("; ") for line in _balanced(part, 74)]
     plotted, warning = wrap(words.plotted, 114), _balanced(words.warning, 114)
     below = [*plotted, *warning]
@@ -238,7 +252,7 @@ def _room(labels: Iterable[str], axes_in: float = 6.4) -> float:
     return min(0.35 + 0.077 * max((len(label) for label in labels), default=0), 0.6 * axes_in) / axes_in
 
 
-def _svg(figure: Figure, words: Words) -> str:
+def _svg(figure: "Figure", words: Words) -> str:
     """The figure as one <svg> element, without prolog and metadata, with its words for readers who hear it."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -274,19 +288,21 @@ def _short(value: float) -> str:
 # ---- lines over load ------------------------------------------------------------------------------------------------
 
 
-def _load_axis(axes: Axes, loads: Sequence[int], room: float) -> None:
+def _load_axis(axes: "Axes", loads: Sequence[int], room: float) -> None:
     """The tested concurrencies are the ticks, on a log2 axis; `room` stays free at the right for the lines' names."""
+    from matplotlib import ticker
+
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator([float(x) for x in loads]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    axes.xaxis.set_major_locator(ticker.FixedLocator([float(x) for x in loads]))
+    axes.xaxis.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
     if loads:
         spread = max(loads[-1] / loads[0], 2.0)
         axes.set_xlim(loads[0] / spread**0.04, loads[-1] * spread ** (room / (1 - room)))
     axes.set_xlabel("concurrent users")
 
 
-def _value_axis(axes: Axes, lines: Sequence[Line], unit: str, scale: Scale, marked: bool) -> None:
+def _value_axis(axes: "Axes", lines: Sequence[Line], unit: str, scale: Scale, marked: bool) -> None:
     """Linear from 0, or logarithmic around what is positive; `marked` keeps room for words at the top."""
     ends = [end for line in lines for p in line.points for end in (p.value, p.low, p.high) if end is not None]
     if scale == "log":
@@ -296,20 +312,22 @@ def _value_axis(axes: Axes, lines: Sequence[Line], unit: str, scale: Scale, mark
         axes.set_ylim(min(positive) / 1.3, max(positive) * (2.2 if marked else 1.3))
     else:
         axes.set_ylim(0, max([*ends, 1e-9]) * (1.2 if marked else 1.08))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
+    axes.yaxis.set_major_formatter(lambda v, _: _short(v))
     axes.grid(axis="y", color=FAINT, lw=0.6)
     axes.set_axisbelow(True)
     axes.set_ylabel(unit)
 
 
-def _log_ticks(axis: Axis, ratio: float) -> None:
+def _log_ticks(axis: "Axis", ratio: float) -> None:
     """As many ticks per decade as the span leaves room for."""
+    from matplotlib import ticker
+
     subs = range(1, 10) if ratio < 8 else (1, 2, 5) if ratio < 3000 else (1,)
-    axis.set_major_locator(LogLocator(subs=tuple(float(s) for s in subs)))
-    axis.set_minor_locator(NullLocator())
+    axis.set_major_locator(ticker.LogLocator(subs=tuple(float(s) for s in subs)))
+    axis.minorticks_off()
 
 
-def _mark_end(axes: Axes, bracket: Bracket, row: int) -> None:
+def _mark_end(axes: "Axes", bracket: Bracket, row: int) -> None:
     """A shaded band for the only crossover; where arms differ, a bar in the arm's colour at the top for each."""
     ends = [bracket.wins_up_to, bracket.no_win_from]
     several = bool(bracket.name)
@@ -327,7 +345,7 @@ def _mark_end(axes: Axes, bracket: Bracket, row: int) -> None:
     )  # fmt: skip
 
 
-def _draw_line(axes: Axes, line: Line) -> None:
+def _draw_line(axes: "Axes", line: Line) -> None:
     xs, ys = [p.load for p in line.points], [p.value for p in line.points]
     down = [max(p.value - (p.value if p.low is None else p.low), 0.0) for p in line.points]
     up = [max((p.value if p.high is None else p.high) - p.value, 0.0) for p in line.points]
@@ -339,7 +357,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
     )  # fmt: skip
 
 
-def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
+def _label_ends(axes: "Axes", lines: Sequence[Line]) -> None:
     """Names stand at the lines' ends instead of in a legend, pushed apart where they would touch; a hair leads back."""
     drawn = [line for line in lines if line.points]
     heights = _apart([_height(axes, line.points[-1].value) for line in drawn], 0.052)
@@ -354,7 +372,7 @@ def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
         )  # fmt: skip
 
 
-def _height(axes: Axes, value: float) -> float:
+def _height(axes: "Axes", value: float) -> float:
     """Where a value lies on the y axis, 0 at the bottom and 1 at the top."""
     point = axes.transData.transform((1.0, value))
     return float(axes.transAxes.inverted().transform(point)[1])
@@ -396,11 +414,11 @@ def _thinned(n: int, most: int) -> Iterable[int]:
     return {n - max(1, round(n ** (k / most))) for k in range(most + 1)} if n > most else range(n)
 
 
-def _tail_axes(axes: Axes, ends: Sequence[tuple[str, int, list[float], list[float]]]) -> None:
+def _tail_axes(axes: "Axes", ends: Sequence[tuple[str, int, list[float], list[float]]]) -> None:
     _log_ticks(axes.xaxis, max((xs[-1] / xs[0] for _, _, xs, _ in ends), default=10))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"1 in {1 / v:,.0f}" if v < 0.99 else "all"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda v, _: _short(v))
+    axes.yaxis.set_major_formatter(lambda v, _: f"1 in {1 / v:,.0f}" if v < 0.99 else "all")
+    axes.yaxis.minorticks_off()
     axes.grid(color=FAINT, lw=0.6)
     axes.set_axisbelow(True)
     axes.set_xlabel("time between two chunks that carry tokens (ms)")
@@ -409,7 +427,7 @@ def _tail_axes(axes: Axes, ends: Sequence[tuple[str, int, list[float], list[floa
         axes.set_ylim(min(ys[-1] for _, _, _, ys in ends) * 0.8, 1.3)
 
 
-def _legend(axes: Axes, arms: Sequence[tuple[str, int]]) -> None:
+def _legend(axes: "Axes", arms: Sequence[tuple[str, int]]) -> None:
     """One row above the axes, where no curve runs."""
     place, x = axes.transAxes, 0.0
     for name, arm in arms:
@@ -422,7 +440,7 @@ def _legend(axes: Axes, arms: Sequence[tuple[str, int]]) -> None:
 # ---- pools ----------------------------------------------------------------------------------------------------------
 
 
-def _draw_bar(axes: Axes, row: int, bar: Bar, base: float) -> None:
+def _draw_bar(axes: "Axes", row: int, bar: Bar, base: float) -> None:
     if base > bar.tokens:
         axes.barh(row, base, height=0.6, facecolor="none", edgecolor=SOFT, lw=0.8, ls=(0, (3, 2)))
     hatch = HATCHES[bar.arm % len(HATCHES)]
@@ -442,7 +460,7 @@ def _draw_bar(axes: Axes, row: int, bar: Bar, base: float) -> None:
 
 
 def _draw_series(
-    axes: Axes,
+    axes: "Axes",
     series: Sequence[tuple[float, float | None]],
     colour: str,
     unit: str,
@@ -461,7 +479,7 @@ def _draw_series(
             textcoords="offset points", ha="right", size=8, color=INK,
         )  # fmt: skip
     axes.set_ylim(0, max([*(v for _, v in known), mark or 0, 1]) * 1.18)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+    axes.yaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
     axes.grid(axis="y", color=FAINT, lw=0.6)
     axes.set_axisbelow(True)
     axes.set_ylabel(unit)
@@ -497,7 +515,7 @@ def _envelope(
     )
 
 
-def _draw_spans(top: Axes, bottom: Axes, spans: Sequence[Span]) -> None:
+def _draw_spans(top: "Axes", bottom: "Axes", spans: Sequence[Span]) -> None:
     for n, span in enumerate(spans):
         for axes in (top, bottom):
             axes.axvspan(span.start_s, span.end_s, color="#f2f2f2" if n % 2 else "#fafafa", lw=0, zorder=0)
