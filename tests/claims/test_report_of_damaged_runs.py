@@ -43,7 +43,7 @@ def one_trial(t: TrialData) -> TrialData | None:
 
 
 def test_a_whole_run_has_no_banner(tmp_path: Path) -> None:
-    text = written(write(RUN, tmp_path / "run"))
+    text = text_of(write(RUN, tmp_path / "run"))
     assert text.startswith("# Synthetic\n")
     assert "- 18 trials with 3 seeds in 1 A B A block;" in text
 
@@ -96,7 +96,7 @@ def test_an_unfinished_run_says_how_much_is_measured(tmp_path: Path) -> None:
 
 
 def test_one_trial_and_one_seed_are_counted_as_one_says_them(tmp_path: Path) -> None:
-    text = written(write(edited(RUN, one_trial), tmp_path / "run", finished=False))
+    text = text_of(write(edited(RUN, one_trial), tmp_path / "run", finished=False))
     assert "1 of 18 trials measured" in text and "- 1 of 18 trials with 1 seed in 1 A B A block;" in text
     assert "- 1 trial with 1 seed in 1 A B A block;" in text_of(write(edited(RUN, one_trial), tmp_path / "small"))
 
