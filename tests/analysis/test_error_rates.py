@@ -5,7 +5,6 @@ and a drift, which the rule knows nothing of. The rule sees what a run would giv
 """
 
 from collections.abc import Sequence
-from statistics import fmean
 
 import numpy as np
 import pytest
@@ -22,11 +21,11 @@ SEEDS = 3
 
 
 class Sweep:
-    """A growing set of A B A blocks: log gains by block, load and seed, and plain pairs by block and load."""
+    """A growing set of A B A blocks: log gains by load and by block and seed, their means by load and block, and the
+    contrasts of plain pairs by block and load."""
 
-    def __init__(self, gains: list[list[list[float]]], pairs: list[list[float]]):
-        self.gains, self.pairs, self.blocks, self.loads = gains, pairs, 0, len(pairs[0])
-        self.means = [[fmean(seeds) for seeds in block] for block in gains]
+    def __init__(self, gains: list[list[float]], means: list[list[float]], contrasts: list[list[float]]):
+        self.gains, self.means, self.contrasts, self.blocks, self.loads = gains, means, contrasts, 0, len(gains)
 
     def measure(self) -> None:
         """One further block with new seeds and new starts."""
@@ -35,12 +34,10 @@ class Sweep:
     def judged(self, alpha: float) -> list[Judgement | None]:
         """What the kit says of all blocks so far."""
         blocks, loads = self.blocks, range(self.loads)
-        contrasts = [[noise.ABA * d for d in block] for block in self.pairs[:blocks]]
-        means = (noise.helmert([block[load] for block in self.means[:blocks]]) for load in loads)
-        contrasts += [list(c) for c in zip(*means, strict=True)]
+        between = zip(*(noise.helmert(means[:blocks]) for means in self.means), strict=True)
         estimates = estimate_all(
-            {load: [g for block in self.gains[:blocks] for g in block[load]] for load in loads},
-            contrasts,
+            {load: gains[: blocks * SEEDS] for load, gains in enumerate(self.gains)},
+            [*self.contrasts[:blocks], *between],
             dict.fromkeys(loads, 1 / blocks),
             dict.fromkeys(loads),
         )
@@ -63,8 +60,10 @@ def sweeps(
     legs = server + rng.normal(0, 1, shape) * np.broadcast_to(run, loads)[:, None]
     first, spec, last = legs[:, :, 0], legs[:, :, 1] + drift, legs[:, :, 2] + 2 * drift
     gains = spec + np.broadcast_to(gain, loads)[:, None] - (first + last) / 2
-    pairs = (last - first).mean(axis=-1)
-    return [Sweep(*of) for of in zip(gains.tolist(), pairs.tolist(), strict=True)]
+    contrasts = noise.ABA * (last - first).mean(axis=-1)
+    by_load = gains.transpose(0, 2, 1, 3)
+    drawn = by_load.reshape(draws, loads, -1).tolist(), by_load.mean(axis=-1).tolist(), contrasts.tolist()
+    return [Sweep(*of) for of in zip(*drawn, strict=True)]
 
 
 def until_decided(sweep: Sweep) -> list[str]:
