@@ -411,7 +411,9 @@ def values(metric: Metric, trial: TrialData, chunks: Chunks) -> Numbers:
         assert metric.trial is not None
         found = metric.trial(trial)
         taken = np.array([] if found is None else [found], float)
-    return np.sort(taken * metric.scale)
+    scaled: Numbers = taken * metric.scale
+    scaled.sort()
+    return scaled
 
 
 def pooled(metric: Metric, numbers: Numbers) -> float | None:
