@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from bad_server import WAYS, bad_server
-from conftest import Drive, drive_all
+from driving import Drive, drive_all
 
 from kit.measurements import DriveEnd, RequestRecord
 

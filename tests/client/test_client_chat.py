@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from bad_server import DONE, BadServer, bad_server, chunked
-from chat_stream import CHAT
-from conftest import Drive, chat_frame, drive_all
+from chat_stream import CHAT, chat_frame
+from driving import Drive, drive_all
 
 from kit.measurements import DriveEnd, RequestRecord
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from bad_server import DONE, BadServer, bad_server, chunked, frame
-from conftest import Drive, client, drive_all, job_for
+from driving import Drive, client, drive_all, job_for
 
 from kit.client.job import DriveJob
 from kit.client.prepare import arrivals

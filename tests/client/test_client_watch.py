@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import uvloop
-from conftest import client
+from driving import client
 
 from kit.client.echo import EchoLog
 from kit.client.probe import Level, judged
