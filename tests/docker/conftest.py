@@ -67,12 +67,14 @@ def standin_base(daemon: docker.DockerClient, debian_image: str) -> Image:
 
 @pytest.fixture(scope="session")
 def built(standin_base: Image, tmp_path_factory: pytest.TempPathFactory) -> build.Built:
-    """The kit's image from the shipped Dockerfile with only the base replaced."""
+    """The kit's image from the shipped Dockerfile with only the base replaced, and nothing left of killed runs."""
     record = tmp_path_factory.mktemp("build") / "image.json"
     try:
-        return build.build(standin_base, record, print, ca=certificates(), allow_unpinned=True)
+        made = build.build(standin_base, record, print, ca=certificates(), allow_unpinned=True)
     except UnusableInput as error:
         pytest.skip(f"the image cannot be built here: {error}")
+    DockerEngine(STANDIN, allow_unpinned=True).clean()  # what killed tests left would be counted as a later test's
+    return made
 
 
 @pytest.fixture
