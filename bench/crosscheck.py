@@ -187,7 +187,7 @@ def compare_clients(bench: Bench, rounds: int) -> None:
     point = bench.point
     print(f"\n{point.users} users, {point.requests} requests a turn, lengths from {point.range_ratio} of the full ones")
     headings = ["figure", "kit", "sglang", "kit / sglang", "standard error", "kit max / min", "sglang max / min"]
-    print(tabulate([_row(name, turns) for name in FIGURES], headings, floatfmt=".3f"))
+    print(tabulate([_row(name, turns) for name in FIGURES], headings, floatfmt=".3f", missingval="n/a"))
     print(
         f"{rounds} rounds; seconds measured: " + ", ".join(f"{who} {_total_s(runs):.0f}" for who, runs in turns.items())
     )
@@ -206,7 +206,7 @@ def _say_turn(who: str, report: dict[str, float]) -> dict[str, float]:
     return figures
 
 
-def _row(name: str, turns: dict[str, list[dict[str, float]]]) -> list[str | float]:
+def _row(name: str, turns: dict[str, list[dict[str, float]]]) -> list[str | float | None]:
     kit, sglang = ([run[name] for run in turns[who]] for who in ("kit", "sglang"))
     ratio, error = _mean_ratio([math.log(a / b) for a, b in zip(kit, sglang, strict=True)])
     return [name, _geometric(kit), _geometric(sglang), ratio, error, max(kit) / min(kit), max(sglang) / min(sglang)]
@@ -226,12 +226,13 @@ def sampler_cost(bench: Bench, pairs: int) -> None:
         logs.append(math.log(speed[True] / speed[False]))
         say(f"sampler on / off: {speed[True]:.1f} / {speed[False]:.1f} tok/s = {math.exp(logs[-1]):.4f}")
     ratio, error = _mean_ratio(logs)
-    print(f"sampler on over off, {pairs} pairs: ratio {ratio:.4f}, standard error {error:.4f}")
+    spread = "n/a" if error is None else f"{error:.4f}"
+    print(f"sampler on over off, {pairs} pairs: ratio {ratio:.4f}, standard error {spread}")
 
 
-def _mean_ratio(logs: list[float]) -> tuple[float, float]:
-    """The geometric mean of ratios given as logarithms, and its relative standard error (n/a of one: NaN)."""
-    error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+def _mean_ratio(logs: list[float]) -> tuple[float, float | None]:
+    """The geometric mean of ratios given as logarithms, and its relative standard error (of one: None)."""
+    error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else None
     return math.exp(statistics.mean(logs)), error
 
 

@@ -206,8 +206,10 @@ def find(name: str, folder: Path) -> Path:
     if NAME.fullmatch(name) and path.is_file():
         return path
     known = sorted(p.stem for p in folder.glob("*.toml"))
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(Path(name).name.removesuffix(".toml"), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+    if name.endswith(".toml"):
+        hint = f"a scenario is a file in that folder, and called by its name there without .toml; {hint}"
     raise UnusableInput(f"no scenario {name!r} in {folder.name}/: {hint}")
 
 

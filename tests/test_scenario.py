@@ -89,6 +89,8 @@ def test_an_unknown_scenario_names_the_near_one(tmp_path: Path) -> None:
         scenario.find("cas", tmp_path / "scenarios")
     with pytest.raises(UnusableInput, match="there are: case"):
         scenario.find("zzz", tmp_path / "scenarios")
+    with pytest.raises(UnusableInput, match=r"called by its name there without \.toml; did you mean 'case'"):
+        scenario.find("scenarios/case.toml", tmp_path / "scenarios")
 
 
 def test_the_fingerprint_follows_what_is_asked_for(tmp_path: Path) -> None:
