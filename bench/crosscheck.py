@@ -29,9 +29,10 @@ from tabulate import tabulate
 from kit import gpu, scenario, setup, workload
 from kit.analysis import metrics
 from kit.analysis.chunks import Chunks
+from kit.analysis.quantiles import Numbers
 from kit.client.job import DriveJob
 from kit.engine import Endpoint, Launch
-from kit.measurements import DriveEnd, RequestRecord
+from kit.measurements import ClientWatch, DriveEnd, RequestRecord
 from kit.run_folder import Setup
 from kit.sglang import api, launch
 
@@ -57,12 +58,8 @@ its last, plus a call of /server_info, so its throughput is lower by that; TTFT 
 ITL divides each gap by its chunk's tokens in both."""
 
 
-def _values(records: list[RequestRecord], tag: str) -> list[float]:
-    metric = metrics.BY_TAG[tag]
-    if metric.chunks is not None:
-        return [v * metric.scale for v in metric.chunks(Chunks([r for r in records if r.chunks]))]
-    assert metric.request is not None
-    return [v * metric.scale for r in records for v in metric.request(r)]
+def _values(records: list[RequestRecord], tag: str) -> Numbers:
+    return metrics.values_of_answers(metrics.BY_TAG[tag], Chunks(records))
 
 
 def _mean(records: list[RequestRecord], tag: str) -> float:
@@ -113,8 +110,8 @@ class Bench:
         workload.write(workload.freeze(self.name, dataset, self.arguments.seed, point.requests, context), self.workload)
         self.kit(2 * point.users)
 
-    def kit(self, requests: int) -> list[RequestRecord]:
-        """One drive of the kit's client on a flushed cache; every request must succeed."""
+    def kit(self, requests: int) -> tuple[list[RequestRecord], ClientWatch]:
+        """One drive of the kit's client on a flushed cache, and its watch of itself; every request must succeed."""
         api.flush(self.endpoint)
         time.sleep(PAUSE_S)
         job = DriveJob(
@@ -126,10 +123,9 @@ class Bench:
         )
         decoder = msgspec.json.Decoder(RequestRecord | DriveEnd)
         lines = [decoder.decode(line) for line in self.endpoint.drive(job)]
-        self.watch = next(line.watch for line in lines if isinstance(line, DriveEnd))
         records = [line for line in lines if isinstance(line, RequestRecord)]
         assert all(r.error is None for r in records), next(r.error for r in records if r.error)
-        return records
+        return records, next(line.watch for line in lines if isinstance(line, DriveEnd))
 
     def sglang(self) -> dict[str, float]:
         """One run of SGLang's own client with the same load."""
@@ -195,8 +191,8 @@ def compare_clients(bench: Bench, rounds: int) -> None:
 
 def _kit_turn(bench: Bench) -> dict[str, float]:
     bench.kit(1)  # SGLang's client warms up with one request of its own
-    records = bench.kit(bench.point.requests)
-    say(f"the kit's client itself: {msgspec.json.encode(bench.watch).decode()}")
+    records, watch = bench.kit(bench.point.requests)
+    say(f"the kit's client itself: {msgspec.json.encode(watch).decode()}")
     return {"duration": _span_s(records), **{name: take(records) for name, take in FIGURES.items()}}
 
 
@@ -238,7 +234,7 @@ def _mean_ratio(logs: list[float]) -> tuple[float, float | None]:
 
 def _speed(bench: Bench, indexes: list[int]) -> float:
     with gpu.Sampler(indexes, bench.folder / "gpu.jsonl"):
-        records = bench.kit(bench.point.requests)
+        records, _ = bench.kit(bench.point.requests)
     return _tokens(records) / _span_s(records)
 
 

@@ -2,7 +2,6 @@
 thousands of them. Knows stamps and token counts; nothing of metrics."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -28,7 +27,7 @@ class Chunks:
         self.gaps_s: Numbers = np.diff(self.times_s)[ends_a_gap[1:]]
         self.gap_tokens = self.tokens[ends_a_gap]
 
-    @cached_property
+    @property
     def longest_gaps_s(self) -> Numbers:
         """The longest gap of each answer of two chunks or more."""
         gaps = self._counts[self._counts > 1] - 1

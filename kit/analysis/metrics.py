@@ -126,19 +126,15 @@ def _e2e(r: RequestRecord) -> Iterable[float]:
 # ---- one trial ------------------------------------------------------------------------------------------------------
 
 
-def window_s(trial: TrialData) -> tuple[float, float] | None:
-    """From the first request sent to the last token, in the trial's seconds; None without a success."""
-    return _window_s(succeeded(trial))
-
-
-def _window_s(done: Sequence[RequestRecord]) -> tuple[float, float] | None:
+def window_s(done: Sequence[RequestRecord]) -> tuple[float, float] | None:
+    """From the first request sent to the last token of a trial's successes, in its seconds; None without a success."""
     sent = [r.sent_s for r in done if r.sent_s is not None]
     return (min(sent), max(r.chunks[-1][0] for r in done)) if sent else None
 
 
 def duration_s(trial: TrialData) -> float | None:
     """The length of that window; None when it is empty."""
-    window = window_s(trial)
+    window = window_s(succeeded(trial))
     return window[1] - window[0] if window and window[1] > window[0] else None
 
 
@@ -206,7 +202,7 @@ def retractions(trial: TrialData) -> float | None:
 
 def cards(trial: TrialData, lock: LockRecord) -> gpu.GpuSummary | None:
     """What the cards did from the first request sent to the last token; None where none was sampled."""
-    window, zero_s = window_s(trial), trial.record.zero_monotonic_s
+    window, zero_s = window_s(succeeded(trial)), trial.record.zero_monotonic_s
     if window is None or not trial.gpu:
         return None
     return gpu.summarize(trial.gpu, lock, (zero_s + window[0], zero_s + window[1]), output_tokens(trial))
@@ -222,7 +218,7 @@ def _joules_per_token(trial: TrialData) -> float | None:
 
 def _peak_throughput(chunks: Chunks) -> Iterable[float]:
     """Tokens of the fullest of the windows of about one second that tile the trial: so never below the average."""
-    window = _window_s(chunks.requests)
+    window = window_s(chunks.requests)
     if window is None or window[1] <= window[0]:
         return ()
     start, seconds = window[0], window[1] - window[0]
@@ -403,14 +399,19 @@ BY_TAG = {m.tag: m for m in METRICS}
 def values(metric: Metric, trial: TrialData, chunks: Chunks) -> Numbers:
     """What a trial gives to the pool, in order: a number of each request (or gap), or its own one number; scaled.
     `chunks` are those of its successes."""
+    if metric.trial is None:
+        return values_of_answers(metric, chunks)
+    found = metric.trial(trial)
+    return np.array([] if found is None else [found * metric.scale], float)
+
+
+def values_of_answers(metric: Metric, chunks: Chunks) -> Numbers:
+    """What answers give to the pool of a metric that is taken from them alone, in order and scaled."""
     if metric.chunks is not None:
         taken = np.asarray(metric.chunks(chunks), float)
-    elif metric.request is not None:
-        taken = np.fromiter(chain.from_iterable(map(metric.request, chunks.requests)), float)
     else:
-        assert metric.trial is not None
-        found = metric.trial(trial)
-        taken = np.array([] if found is None else [found], float)
+        assert metric.request is not None
+        taken = np.fromiter(chain.from_iterable(map(metric.request, chunks.requests)), float)
     scaled: Numbers = taken * metric.scale
     scaled.sort()
     return scaled
